@@ -12,15 +12,12 @@ def generator(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-@pytest.mark.parametrize(
-    ("num", "weights", "expected"),
-    [
-        (8, {0: 3, 1: 1}, {0: 6, 1: 2}),
-        (5, {0: 1, 1: 0}, {0: 5, 1: 0}),
-        # 5 : 3 : 2 -> 2, 1.2, .8 -> 2, 1, 1: the largest remainder
-        (4, {0: 5, 1: 3, 2: 2}, {0: 2, 1: 1, 2: 1}),
-    ],
-)
+@pytest.mark.parametrize(("num", "weights", "expected"), [
+    (8, {0: 3, 1: 1}, {0: 6, 1: 2}),
+    (5, {0: 1, 1: 0}, {0: 5, 1: 0}),
+    # 5 : 3 : 2 -> 2, 1.2, .8 -> 2, 1, 1: the largest remainder
+    (4, {0: 5, 1: 3, 2: 2}, {0: 2, 1: 1, 2: 1}),
+])  # fmt: skip
 def test_quotas_by_hand(num, weights, expected):
     assert quotas(num, weights, generator(8), {}).num == expected
 

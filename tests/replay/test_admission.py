@@ -53,19 +53,16 @@ def test_log_probs_of_foreign_groups_are_checked_again(value):
     assert reason_of(replace(GOOD, behaviour_logp_N=logp_N)) is None
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"behaviour_logp_N": np.where(GOOD.loss_mask_N, GOOD.behaviour_logp_N, -1)},
-        {"behaviour_logp_N": GOOD.behaviour_logp_N[1:]},
-        {"loss_mask_N": np.ones_like(GOOD.loss_mask_N)},
-        {"loss_mask_N": GOOD.loss_mask_N.astype(np.int8)},
-        {"rewards_G": np.array([np.nan, 1], np.float32)},
-        {"stop_reasons": (StopReason.ABORTED, StopReason.TERMINATED)},
-        {"offsets": np.array([0, 5], np.int64)},
-        {"offsets": np.array([], np.int64)},
-    ],
-)
+@pytest.mark.parametrize("changes", [
+    {"behaviour_logp_N": np.where(GOOD.loss_mask_N, GOOD.behaviour_logp_N, -1)},
+    {"behaviour_logp_N": GOOD.behaviour_logp_N[1:]},
+    {"loss_mask_N": np.ones_like(GOOD.loss_mask_N)},
+    {"loss_mask_N": GOOD.loss_mask_N.astype(np.int8)},
+    {"rewards_G": np.array([np.nan, 1], np.float32)},
+    {"stop_reasons": (StopReason.ABORTED, StopReason.TERMINATED)},
+    {"offsets": np.array([0, 5], np.int64)},
+    {"offsets": np.array([], np.int64)},
+])  # fmt: skip
 def test_any_other_broken_invariant_is_invalid(changes):
     assert reason_of(replace(GOOD, **changes)) == "invalid"
 
@@ -165,14 +162,11 @@ def test_hooks_are_asked_in_order():
     assert admitted(GOOD, admit=["secrets", name], decode=decode) is None
 
 
-@pytest.mark.parametrize(
-    ("hook", "line"),
-    [
-        (failing, r"raised KeyError: 'x'"),
-        (bare, r"returned str; expected None or Refusal\('lower_case', episodes\), episodes from 0 to 1"),
-        (beyond, r"returned Refusal; expected None or Refusal\('lower_case', episodes\), episodes from 0 to 1"),
-    ],
-)
+@pytest.mark.parametrize(("hook", "line"), [
+    (failing, r"raised KeyError: 'x'"),
+    (bare, r"returned str; expected None or Refusal\('lower_case', episodes\), episodes from 0 to 1"),
+    (beyond, r"returned Refusal; expected None or Refusal\('lower_case', episodes\), episodes from 0 to 1"),
+])  # fmt: skip
 def test_a_hook_that_fails_is_named(hook, line):
     name = f"{__name__}:{hook.__name__}"
     with pytest.raises(RuleError, match=f"^replay_admit = '{name}' {line}$"):

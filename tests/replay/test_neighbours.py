@@ -119,17 +119,14 @@ def test_an_item_is_not_compared_with_itself():
     assert rows(buffer)["novelty"][2] < 0.8  # to p0, of the same words
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({}, None),
-        ({"selection": "srl", "spacing": "fsrs"}, None),
-        ({"diversity_coeff": 0.5}, "ngram"),
-        ({"eviction": "least_diverse"}, "ngram"),
-        ({"embedding": "ngram"}, "ngram"),
-        ({"embedding": "ngram", "capacity": 0}, None),
-    ],
-)
+@pytest.mark.parametrize(("given", "expected"), [
+    ({}, None),
+    ({"selection": "srl", "spacing": "fsrs"}, None),
+    ({"diversity_coeff": 0.5}, "ngram"),
+    ({"eviction": "least_diverse"}, "ngram"),
+    ({"embedding": "ngram"}, "ngram"),
+    ({"embedding": "ngram", "capacity": 0}, None),
+])  # fmt: skip
 def test_items_are_embedded_where_something_needs_it(given, expected):
     assert ReplaySettings(**given).embedding_used == expected
 

@@ -60,20 +60,17 @@ def test_ratings_replace_rewards_and_the_group_becomes_drawable_under_its_own_ve
     assert item(buffer)["num_silent"] == 0 and len(buffer.tables.groups_of(0)) == 1
 
 
-@pytest.mark.parametrize(
-    ("ratings", "is_binary", "grade"),
-    [
-        ({0: 1.0}, True, 3),  # one bit cannot tell Good from Easy
-        ({0: 1.0, 1: 1.0}, True, 3),
-        ({0: 0.0}, True, 1),
-        ({0: 1.0, 1: 0.0}, True, 2),
-        ({0: 1.0}, False, 4),
-        ({0: 0.75}, False, 3),
-        ({0: 0.5}, False, 2),
-        ({0: 0.25}, False, 1),
-        ({0: 1.0, 1: 0.5}, False, 3),
-    ],
-)
+@pytest.mark.parametrize(("ratings", "is_binary", "grade"), [
+    ({0: 1.0}, True, 3),  # one bit cannot tell Good from Easy
+    ({0: 1.0, 1: 1.0}, True, 3),
+    ({0: 0.0}, True, 1),
+    ({0: 1.0, 1: 0.0}, True, 2),
+    ({0: 1.0}, False, 4),
+    ({0: 0.75}, False, 3),
+    ({0: 0.5}, False, 2),
+    ({0: 0.25}, False, 1),
+    ({0: 1.0, 1: 0.5}, False, 3),
+])  # fmt: skip
 def test_the_item_is_graded_by_the_mean_of_its_ratings(buffer, ratings, is_binary, grade):
     with mock.patch.object(buffer.recall, "review", wraps=buffer.recall.review) as review:
         apply(buffer, rated(a_group(0, (0, 0, 0, 0), 1), ratings, is_binary), now=3)

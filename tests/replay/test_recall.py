@@ -15,15 +15,12 @@ def graded(num_success, size, alpha=0.5, beta=0.5):
     return float(alpha_N[0]), float(beta_N[0]), int(grades_of(alpha_N / (alpha_N + beta_N))[0])
 
 
-@pytest.mark.parametrize(
-    ("size", "grades"),
-    [
-        # Jeffreys' mean (s + .5) / (n + 1), cut at .35, .65, .9
-        (8, [1, 1, 1, 2, 2, 2, 3, 3, 4]),  # .06 .17 .28 | .39 .5 .61 | .72 .83 | .94
-        (4, [1, 1, 2, 3, 4]),  # .1 .3 | .5 | .7 | .9
-        (2, [1, 2, 3]),  # .17 | .5 | .83: two are too few for Easy
-    ],
-)
+@pytest.mark.parametrize(("size", "grades"), [
+    # Jeffreys' mean (s + .5) / (n + 1), cut at .35, .65, .9
+    (8, [1, 1, 1, 2, 2, 2, 3, 3, 4]),  # .06 .17 .28 | .39 .5 .61 | .72 .83 | .94
+    (4, [1, 1, 2, 3, 4]),  # .1 .3 | .5 | .7 | .9
+    (2, [1, 2, 3]),  # .17 | .5 | .83: two are too few for Easy
+])  # fmt: skip
 def test_pass_rates_of_new_items(size, grades):
     assert [graded(s, size)[2] for s in range(size + 1)] == grades
 

@@ -27,52 +27,46 @@ PEM = CUT_PEM + "\nA=\n-----END RSA PRIVATE KEY-----"
 CARD = "4111 1111 1111 1111"  # the industry's test number
 
 
-@pytest.mark.parametrize(
-    ("turns", "redacted"),
-    [
-        ([], []),
-        (["", "a", ""], ["", "a", ""]),
-        ([f"id {AWS}. ", "seen"], ["id [aws_key]. ", "seen"]),
-        ([f"id {AWS[:7]}", AWS[7:] + " seen"], ["id [aws_key]", " seen"]),  # one turn begins it, the next ends it
-        ([f"id {AWS[:7]}", AWS[7:11], AWS[11:]], ["id [aws_key]", "", ""]),
-        (["word", AWS], ["word", "[aws_key]"]),  # laid end to end no word begins there
-        ([f"{AWS} and {AWS}", "."], ["[aws_key] and [aws_key]", "."]),
-    ],
-)
+@pytest.mark.parametrize(("turns", "redacted"), [
+    ([], []),
+    (["", "a", ""], ["", "a", ""]),
+    ([f"id {AWS}. ", "seen"], ["id [aws_key]. ", "seen"]),
+    ([f"id {AWS[:7]}", AWS[7:] + " seen"], ["id [aws_key]", " seen"]),  # one turn begins it, the next ends it
+    ([f"id {AWS[:7]}", AWS[7:11], AWS[11:]], ["id [aws_key]", "", ""]),
+    (["word", AWS], ["word", "[aws_key]"]),  # laid end to end no word begins there
+    ([f"{AWS} and {AWS}", "."], ["[aws_key] and [aws_key]", "."]),
+])  # fmt: skip
 def test_turns_are_redacted_as_one_text_and_each_by_itself(turns: list[str], redacted: list[str]) -> None:
     assert redact_turns(turns) == redacted
 
 
-@pytest.mark.parametrize(
-    ("text", "kind", "secret"),
-    [
-        (f"id {AWS}.", "aws_key", AWS),
-        (f"token: {GITHUB}\n", "github_token", GITHUB),
-        ("github_pat_" + "1aB" * 10, "github_token", "github_pat_" + "1aB" * 10),
-        (f"({SLACK})", "slack_token", SLACK),
-        ("https://hooks.slack.com/services/T00/B00/" + "x" * 24, "slack_token", None),
-        (f"key={OPENAI};", "api_key", OPENAI),
-        ("AIza" + "Sy1" * 12, "api_key", None),
-        (f"Authorization: Bearer {JWT}", "jwt", JWT),
-        (f"a\n{PEM}\nb", "private_key", PEM),
-        (PEM.replace("RSA ", "") + ".", "private_key", PEM.replace("RSA ", "")),
-        (f"x {CUT_PEM} is it", "private_key", CUT_PEM),
-        ("password=hunter2 and", "password", "hunter2"),
-        ("password=correcthorse&x=1", "password", "correcthorse"),
-        ('"passwd": "it is long"', "password", "it is long"),
-        ("DB_PASSWORD = 'pa ss'", "password", "pa ss"),
-        ("aws_secret_access_key=wJalrXUtnFEMI/K7MDENG", "password", "wJalrXUtnFEMI/K7MDENG"),
-        ("password: hunter22", "password", "hunter22"),
-        ("Mail ann.lee+x@mail.example.org, please", "email", "ann.lee+x@mail.example.org"),
-        ("call +49 151 2345 6789 now", "phone", "+49 151 2345 6789"),
-        ("call +491512345678", "phone", "+491512345678"),
-        ("call (212) 555-0123", "phone", "(212) 555-0123"),
-        ("call 212-555-0123.", "phone", "212-555-0123"),
-        (f"pay {CARD} today", "credit_card", CARD),
-        ("pay 4111111111111111", "credit_card", "4111111111111111"),
-        ("pay 3782 822463 10005", "credit_card", "3782 822463 10005"),
-    ],
-)
+@pytest.mark.parametrize(("text", "kind", "secret"), [
+    (f"id {AWS}.", "aws_key", AWS),
+    (f"token: {GITHUB}\n", "github_token", GITHUB),
+    ("github_pat_" + "1aB" * 10, "github_token", "github_pat_" + "1aB" * 10),
+    (f"({SLACK})", "slack_token", SLACK),
+    ("https://hooks.slack.com/services/T00/B00/" + "x" * 24, "slack_token", None),
+    (f"key={OPENAI};", "api_key", OPENAI),
+    ("AIza" + "Sy1" * 12, "api_key", None),
+    (f"Authorization: Bearer {JWT}", "jwt", JWT),
+    (f"a\n{PEM}\nb", "private_key", PEM),
+    (PEM.replace("RSA ", "") + ".", "private_key", PEM.replace("RSA ", "")),
+    (f"x {CUT_PEM} is it", "private_key", CUT_PEM),
+    ("password=hunter2 and", "password", "hunter2"),
+    ("password=correcthorse&x=1", "password", "correcthorse"),
+    ('"passwd": "it is long"', "password", "it is long"),
+    ("DB_PASSWORD = 'pa ss'", "password", "pa ss"),
+    ("aws_secret_access_key=wJalrXUtnFEMI/K7MDENG", "password", "wJalrXUtnFEMI/K7MDENG"),
+    ("password: hunter22", "password", "hunter22"),
+    ("Mail ann.lee+x@mail.example.org, please", "email", "ann.lee+x@mail.example.org"),
+    ("call +49 151 2345 6789 now", "phone", "+49 151 2345 6789"),
+    ("call +491512345678", "phone", "+491512345678"),
+    ("call (212) 555-0123", "phone", "(212) 555-0123"),
+    ("call 212-555-0123.", "phone", "212-555-0123"),
+    (f"pay {CARD} today", "credit_card", CARD),
+    ("pay 4111111111111111", "credit_card", "4111111111111111"),
+    ("pay 3782 822463 10005", "credit_card", "3782 822463 10005"),
+])  # fmt: skip
 def test_what_is_a_secret(text, kind, secret):
     (span,) = detect(text)
     assert span.kind == kind
@@ -80,23 +74,20 @@ def test_what_is_a_secret(text, kind, secret):
     assert detect_credentials(text) == ([] if kind in ("email", "phone", "credit_card") else [span])
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Question: Which is largest: 17, 93 or 40?\nAnswer: 93\n",
-        "555-123-4567-8 = 12, 3.14159265358979323846, 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16",
-        "x +1234 or 212-555 or 100-200-3000 or 2125550123",
-        "4111 1111 1111 1112 is no card, nor 4111 1111 1111 1111 1, nor 9999999999999995",
-        "4111111111111111.5 or 0.4111111111111111 or a4111111111111111",
-        "password=None, password=os.environ['P'], password=$P, password = get(), password == 'abcd'",
-        "The password: please enter it. secret: the answer",
-        "AKIAIOSFODNN7EXAMPL and xAKIAIOSFODNN7EXAMPLE and akiaiosfodnn7example",
-        "risk-assessment-of-a-1-very-Long-name and sk-learn-is-a-lowercase-name-9 and ghp_short",
-        "a @ b.c and @decorator.name and me@localhost",
-        "eyJhbGciOi.only.two and the words PRIVATE KEY",
-        "-----BEGIN PUBLIC KEY-----\nMIIB\n-----END PUBLIC KEY-----",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "Question: Which is largest: 17, 93 or 40?\nAnswer: 93\n",
+    "555-123-4567-8 = 12, 3.14159265358979323846, 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16",
+    "x +1234 or 212-555 or 100-200-3000 or 2125550123",
+    "4111 1111 1111 1112 is no card, nor 4111 1111 1111 1111 1, nor 9999999999999995",
+    "4111111111111111.5 or 0.4111111111111111 or a4111111111111111",
+    "password=None, password=os.environ['P'], password=$P, password = get(), password == 'abcd'",
+    "The password: please enter it. secret: the answer",
+    "AKIAIOSFODNN7EXAMPL and xAKIAIOSFODNN7EXAMPLE and akiaiosfodnn7example",
+    "risk-assessment-of-a-1-very-Long-name and sk-learn-is-a-lowercase-name-9 and ghp_short",
+    "a @ b.c and @decorator.name and me@localhost",
+    "eyJhbGciOi.only.two and the words PRIVATE KEY",
+    "-----BEGIN PUBLIC KEY-----\nMIIB\n-----END PUBLIC KEY-----",
+])  # fmt: skip
 def test_what_only_looks_like_one(text):
     assert [text[span.start : span.end] for span in detect(text)] == []
 

@@ -96,15 +96,12 @@ def test_balanced_gives_domains_equal_slots():
     assert np.bincount(candidates.domain[drawn]).tolist() == [5, 5, 2]
 
 
-@pytest.mark.parametrize(
-    ("rule", "columns", "expected"),
-    [
-        ("fifo", {"seq": [5, 2, 9, 3]}, [1, 3]),
-        ("mastered_first", {"posterior_mean": [0.9, 0.2, 0.9, 0.3], "retrievability": [0.5, 1, 0.6, 1]}, [2, 0]),
-        ("least_diverse", {"diversity": [0.4, 0.1, 0.3, 0.2]}, [1, 3]),
-        ("largest_domain", {"domain": [7, 0, 7, 7], "seq": [5, 2, 9, 3]}, [3, 0]),
-    ],
-)
+@pytest.mark.parametrize(("rule", "columns", "expected"), [
+    ("fifo", {"seq": [5, 2, 9, 3]}, [1, 3]),
+    ("mastered_first", {"posterior_mean": [0.9, 0.2, 0.9, 0.3], "retrievability": [0.5, 1, 0.6, 1]}, [2, 0]),
+    ("least_diverse", {"diversity": [0.4, 0.1, 0.3, 0.2]}, [1, 3]),
+    ("largest_domain", {"domain": [7, 0, 7, 7], "seq": [5, 2, 9, 3]}, [3, 0]),
+])  # fmt: skip
 def test_evictions(rule, columns, expected):
     assert EVICTIONS[rule](Candidates(4, **columns), 2, generator()).tolist() == expected
 

@@ -38,13 +38,10 @@ def trainer_that(writes, says):
     return start
 
 
-@pytest.mark.parametrize(
-    ("writes", "says", "said"),
-    [
-        ({"progress.json": "{"}, "no room", "status 1: no room"),
-        ({"result.json": '{"metrics": {}}'}, None, "result.json is damaged: verdicts"),
-    ],
-)
+@pytest.mark.parametrize(("writes", "says", "said"), [
+    ({"progress.json": "{"}, "no room", "status 1: no room"),
+    ({"result.json": '{"metrics": {}}'}, None, "result.json is damaged: verdicts"),
+])  # fmt: skip
 @gateway(after=1)
 async def test_a_trainer_that_fails_pauses_training_with_the_reason(parts, monkeypatch, writes, says, said):
     monkeypatch.setattr(training, "POLL_S", 0.01)

@@ -58,16 +58,13 @@ def test_what_clients_ask_for_is_passed_on_and_what_edits_probabilities_is_not_t
     assert "response_format" in body or "response_format" not in wanted
 
 
-@pytest.mark.parametrize(
-    ("fields", "usual", "param"),
-    [
-        ({"tools": [TOOL]}, Sampling(1.0, 64, ()), "tools"),
-        ({"messages": [{"role": "tool", "content": "7", "tool_call_id": "1"}]}, Sampling(1.0, 64, ()), "messages"),
-        ({"tool_choice": "required"}, USUAL, "tool_choice"),
-        ({"top_logprobs": 2}, USUAL, "top_logprobs"),
-        ({"response_format": {"type": "json_schema"}}, USUAL, "response_format"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "usual", "param"), [
+    ({"tools": [TOOL]}, Sampling(1.0, 64, ()), "tools"),
+    ({"messages": [{"role": "tool", "content": "7", "tool_call_id": "1"}]}, Sampling(1.0, 64, ()), "messages"),
+    ({"tool_choice": "required"}, USUAL, "tool_choice"),
+    ({"top_logprobs": 2}, USUAL, "top_logprobs"),
+    ({"response_format": {"type": "json_schema"}}, USUAL, "response_format"),
+])  # fmt: skip
 def test_contradictions_and_tools_that_no_template_shows_are_refused(
     fields: dict[str, Any], usual: Sampling, param: str
 ) -> None:
