@@ -108,14 +108,7 @@ class Straggling(Even):
 
 
 def small_config(model_dir: Path, directory: Path, env: str = "Even", **env_config: Any) -> SRLConfig:
-    """Return settings under which an iteration takes a fraction of a second, all in one process.
-
-    Args:
-        model_dir: the model, as `random_llama_dir`.
-        directory: the log directory.
-        env: a class of this module.
-        env_config: its settings.
-    """
+    """Return settings under which an iteration takes a fraction of a second, all in one process."""
     return (
         SRLConfig()
         .environment(f"tests.small_envs:{env}", env_config=env_config)

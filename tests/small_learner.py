@@ -103,12 +103,7 @@ def update(
 ) -> tuple[list[dict[str, np.ndarray]], dict[str, float]]:
     """Train a learner group once; return the gradients of each learner and the statistics.
 
-    Args:
-        group: as of `learner_group`.
-        played: groups of this iteration.
-        reused: stored groups.
-        advantages: of all groups, played ones first; None: those of `advantages_of`.
-        scales: further arguments of `build_shards`.
+    `advantages` are of played groups and then of reused ones; None: those of `advantages_of`.
     """
     metas = [GroupMeta.of(one, ray.put(one)) for one in played]
     metas += [replace(GroupMeta.of(one, ray.put(one)), origin="reuse") for one in reused]

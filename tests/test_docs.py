@@ -26,8 +26,6 @@ for path in sys.argv[1:]:
 if failed:
     sys.exit("failed: " + " ".join(failed))
 """
-
-
 LONG = pytest.param(("slow", "engine"), marks=[pytest.mark.slow, pytest.mark.engine])
 
 

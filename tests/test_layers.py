@@ -91,11 +91,9 @@ def _dynamic_target(node: ast.Call) -> str:
 
 
 def faults_of(sources: Mapping[str, str]) -> list[str]:
-    """Return one line for each import that breaks a rule.
+    """Return one line for each import that breaks a rule, of sources by their dotted names inside rllib_srl.
 
-    Args:
-        sources: source text by dotted name inside rllib_srl; "" is the package's own `__init__`, which names public
-            classes of every layer.
+    "" is the package's own `__init__`, which names public classes of every layer.
     """
     faults = []
     for module, source in sources.items():

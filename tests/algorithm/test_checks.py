@@ -68,7 +68,6 @@ def rows(path, *lines) -> str:
 
 
 @pytest.mark.parametrize(("env", "env_config", "expected"), [
-    ("compare", {"num_numbers": 99}, "env = 'compare'; env_config of Compare: num_numbers = 99; expected 2 to 6"),
     ("question_file", {"path": "/no/such.jsonl"}, "data = '/no/such.jsonl' does not exist"),
     (f"{HERE}:Unmakeable", {}, "it cannot be created: RuntimeError: no licence found"),
     (f"{HERE}:Numbers", {}, "; its prompt 'even "),

@@ -124,8 +124,6 @@ def test_batches_that_earn_something_or_come_later_are_not_warned_of(report, cap
 
 
 RIGHT, MIXED = (1.0, 1.0), (1.0, 0.0)
-
-
 LITTLE = "88% of the first 256 groups had equal rewards (75% all right, 12% all wrong). GRPO learns nothing from"
 
 

@@ -5,14 +5,7 @@ import pytest
 from rllib_srl import SRLConfig
 from rllib_srl.algorithm.gpu_memory import table
 from rllib_srl.cli import doctor
-from rllib_srl.cli.shared.diagnosis import (
-    FAILURE,
-    OK,
-    WARNING,
-    of_environments,
-    of_gpus,
-    of_machine,
-)
+from rllib_srl.cli.shared.diagnosis import FAILURE, OK, WARNING, of_environments, of_gpus, of_machine
 from rllib_srl.cli.shared.settings import SettingsError
 from tests.conftest import ROOT
 from tests.small_envs import Even

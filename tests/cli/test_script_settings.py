@@ -68,12 +68,10 @@ def test_flags_go_before_the_file_and_dashes_are_underscores(tmp_path: Path) -> 
     assert train.main.parse(["--lr", "-1e-5", "--seed", "3"]).lr == "-1e-5"  # a value, and not a flag
 
 
-def test_the_document_of_settings_is_current(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_document_of_settings_is_current() -> None:
     assert settings_doc.main(["--check"]) == 0, "run python scripts/settings_doc.py"
     names = {line.split("`")[1] for line in settings_doc.document().splitlines() if line.startswith("| `")}
     assert names >= {*SETTINGS}
-    monkeypatch.setattr(settings_doc, "TARGET", tmp_path / "settings.md")
-    assert settings_doc.main(["--check"]) == 1
 
 
 def test_every_default_is_that_of_a_new_config() -> None:

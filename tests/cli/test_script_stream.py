@@ -80,9 +80,7 @@ def test_a_stream_that_is_stopped_goes_on_and_counts_first_answers(
 @pytest.mark.parametrize(("flags", "message"), [
     (["--tasks", "compare"], "tasks: 1; expected at least 2"),
     (["--tasks", "compare", "nowhere.jsonl"], "nowhere.jsonl: there is no such file"),
-    (["--tasks", "compare", "nowhere"], "environment 'nowhere' is unknown"),
     (["--tasks", "compare", "compare"], "2 tasks have the domains compare; expected one each"),
-    (["--group_size", "1"], "group_size = 1; expected"),
     (["--resume", "nowhere"], "nowhere/study.json does not exist; expected the results directory of a study"),
 ])  # fmt: skip
 def test_bad_input_is_one_message_before_anything_starts(tmp_path, monkeypatch, capsys, flags, message):
@@ -97,13 +95,7 @@ def test_bad_input_is_one_message_before_anything_starts(tmp_path, monkeypatch, 
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("flags", "message"), [
-    (["--resume", "x", "--lr", "1e-3"], "--resume DIR keeps all settings; expected no others, not lr"),
-    (["--seeds", "1", "1"], "--seeds 1 1; expected different integers"),
-    (["--tokens", "0"], "'0'; expected an integer of at least 1"),
-    (["--env", "compare"], "--env"),
-])  # fmt: skip
-def test_wrong_flags_are_refused(capsys: pytest.CaptureFixture, flags: list[str], message: str) -> None:
-    with pytest.raises(SystemExit) as stop:
-        stream.main(flags)
-    assert stop.value.code == 2 and message in capsys.readouterr().err
+def test_other_settings_are_refused_where_a_stream_is_resumed(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        stream.main(["--resume", "x", "--lr", "1e-3"])
+    assert "--resume DIR keeps all settings; expected no others, not lr" in capsys.readouterr().err

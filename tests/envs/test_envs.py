@@ -36,8 +36,6 @@ MALFORMED = [
     *(piece * (1_000_000 // len(piece)) for piece in ("\n", '{"a": ', "Tool:\n", "Answer:\n", "Tool: f()\n",
                                                       "<think></think>", "\\boxed{")),
 ]  # fmt: skip
-
-
 PARAMETERS = [pytest.param(name, marks=[pytest.mark.slow] * row.is_slow) for name, (_, row) in CASES.items()]
 
 

@@ -31,8 +31,6 @@ CHAMP = {
     "solution": {"steps": [{"_raw_text": "@@a@@", "_text": "a"}, {"_raw_text": "b", "_text": "b"}]},
     "_raw_answer": "@@239@@", "_answer": "239",
 }  # fmt: skip
-
-
 LAYOUTS = [
     (GSM8K, Problem(GSM8K["question"], "3", "It takes 2/2=1 bolt of white\nSo the total is 2+1=3 bolts")),
     (MATH, Problem(MATH["problem"], "x^2+2x+1", MATH["solution"])),

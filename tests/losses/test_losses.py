@@ -8,15 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rllib_srl.losses.kl import KL_REWARDS, k1, k2, k3, k3_k2
-from rllib_srl.losses.policy import (
-    CLIP_RULES,
-    CORRECTIONS,
-    RATIO_LEVELS,
-    Tokens,
-    correction_of,
-    episode_mean,
-    ratio_of,
-)
+from rllib_srl.losses.policy import CLIP_RULES, CORRECTIONS, RATIO_LEVELS, Tokens, correction_of, episode_mean, ratio_of
 from rllib_srl.losses.settings import LossSettings
 
 NEW = torch.tensor([-0.5, -1.0, -0.2, -0.7, -2.0, -0.1])

@@ -53,16 +53,9 @@ def a_group(
     salt: int = 0,
     **fields: Any,
 ) -> Group:
-    """Return a group of a prompt; tokens depend on prompt, iteration and `salt` alone.
+    """Return a group of a prompt, or of the one with an index; tokens depend on prompt, iteration and `salt` alone.
 
-    Args:
-        prompt: or the index of one.
-        now: iteration it is played in.
-        place: in the iteration.
-        rewards: one an episode.
-        num_turns: of each episode, each of five policy-written tokens after a reply of two.
-        salt: for other tokens of the same prompt and iteration.
-        fields: of `Group`, in place of what is made here.
+    A turn is five tokens of the policy after a reply of two; `fields` are of `Group`, in place of what is made here.
     """
     prompt = prompt if isinstance(prompt, Prompt) else a_prompt(prompt)
     task = np.random.default_rng(zlib.crc32(prompt.key.encode()))

@@ -1,9 +1,4 @@
-"""SRLReplayBuffer: its calls; that each happens once or not at all is shown by test_buffer_twin.
-
-The source system's five defects (a diversity that has no bound and is flat, intervals that compound, successes that
-shorten, batches that are short, numbers that are never refreshed and state that is lost) are
-each shown impossible: below where "the source" is named, in test_neighbours and test_recall.
-"""
+"""SRLReplayBuffer: its calls; that each happens once or not at all is shown by test_buffer_twin."""
 
 from collections import Counter
 from dataclasses import replace

@@ -4,15 +4,7 @@ import time
 
 import pytest
 
-from rllib_srl.replay.admission import (
-    Span,
-    detect,
-    detect_credentials,
-    redact,
-    redact_turns,
-    secret_episodes,
-    turns_of,
-)
+from rllib_srl.replay.admission import Span, detect, detect_credentials, redact, redact_turns, secret_episodes, turns_of
 from tests.replay.groups import group_of
 from tests.rollout.fakes import make_tokenizer
 

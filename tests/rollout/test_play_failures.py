@@ -95,8 +95,6 @@ HOSTILE_STEPS = [
     (("", 0, True, {}), "step returned of type tuple with 4 entries; expected (observation, reward"),
     (None, "step returned of type NoneType; expected (observation, reward"),
 ]
-
-
 HOSTILE_RESETS = [
     ("text", "reset returned of type str; expected (observation, info)"),
     ((1, {}), "the observation is of type int; expected a str"),

@@ -70,14 +70,6 @@ def test_the_settings_of_each_arm_are_valid(arm):
     assert num_domains == 5 and settings["lr"] == (1e-4 if arm in ("none", "joint") else 4e-4)
 
 
-def test_an_arm_may_take_the_setting_of_another():
-    found = {"replay_retain": 1.0}
-    rows = [row(Trial("conflict", "retention", seed, s), 0.4 + 0.1 * (s == found)) for seed in SEEDS["conflict"][0]
-            for s in study.grid_of("conflict", "retention")]  # fmt: skip
-    assert study.best(rows, "conflict", "retention_60") == found
-    assert study.tokens_of(Trial("conflict", "retention_60", 7101, found)) == 12_000
-
-
 def test_the_picture_is_of_the_seed_with_the_median_gain(tmp_path):
     rows = []
     for at, seed in enumerate(SEEDS["conflict"][1]):
