@@ -31,7 +31,7 @@ from rllib_srl.algorithm.config import NAME_CODE, SRLConfig
 from rllib_srl.algorithm.metrics import Report
 from rllib_srl.algorithm.resources import draining_nodes
 from rllib_srl.common.callbacks import set_states, states_of
-from rllib_srl.common.import_paths import functions_in
+from rllib_srl.common.loading import functions_in
 from rllib_srl.common.remote_calls import ProcessLost, cause_of, first_line
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.adapters import add_adapters

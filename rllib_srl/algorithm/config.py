@@ -46,7 +46,7 @@ from rllib_srl.algorithm.validation import faults_of, warnings_of
 from rllib_srl.common.callbacks import callbacks_of
 from rllib_srl.common.environments import Creator, resolve
 from rllib_srl.common.foreign_names import in_place_of
-from rllib_srl.common.import_paths import AGENT, LOSS_RULES, MEMORY_RULES, with_whole_paths
+from rllib_srl.common.loading import AGENT, LOSS_RULES, MEMORY_RULES, with_whole_paths
 from rllib_srl.common.placement import learner_resources, packed_places
 from rllib_srl.common.setting_model import is_number
 from rllib_srl.curriculum.streams import Stream, make_stream

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from rllib_srl.common.import_paths import AGENT, COMMAND, REWARD, import_path_of
+from rllib_srl.common.loading import AGENT, COMMAND, REWARD, import_path_of
 from rllib_srl.engine.models import cache_root
 from rllib_srl.storage.disk import writing
 

@@ -19,8 +19,8 @@ from ray import cloudpickle
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.callbacks.utils import make_callback
 
-from rllib_srl.common.loading import PREFIX
-from rllib_srl.common.rules import CONTRIB, Rules
+from rllib_srl.common.loading import CONTRIB, PREFIX
+from rllib_srl.common.rules import Rules
 from rllib_srl.types import GroupMeta, Prompt
 
 if TYPE_CHECKING:
@@ -119,11 +119,7 @@ def call_rllibs(algorithm: Algorithm, name: str, **arguments: Any) -> None:
 
 
 def planned(algorithm: Algorithm, plan: Any, now: int) -> Any:
-    """Return the plan of an iteration as callbacks change it.
-
-    Raises:
-        TypeError: a callback returned anything but a plan.
-    """
+    """Return the plan of an iteration as callbacks change it; TypeError: a callback returned anything but a plan."""
     for callback in hooks(algorithm):
         changed = callback.change_plan(algorithm=algorithm, plan=plan, now=now, metrics_logger=algorithm.metrics)
         if not isinstance(changed, type(plan)):

@@ -1,10 +1,15 @@
-"""Load what a user names by an import path, "module:f", or by its file, "path/to/file.py:f".
+"""Load what a user names, write functions as names, and find the functions and files that settings name.
 
     load("my_loss:gentle")      my_loss.py of the current directory first, then what is installed
     load("my_loss.py:gentle")   the file; a relative path starts in the current directory
+    import_path_of(gentle)      "my_loss:gentle"; of the program that is running "/path/to/train.py:gentle"
+    functions_in({"env_config": {"reward": "rewards.py:f"}})  ["rewards.py:f"]
+    with_whole_paths({"path": "rows.jsonl"})                  {"path": "/path/to/rows.jsonl"}
 
 A file is imported once per process, under a unique name; its directory is appended to `sys.path`, so that it can
 import its neighbours. A file that is already a module, such as the running program, is not imported again.
+
+Settings hold functions by name only: they are written to files, and a checkpoint of someone else must not contain code.
 This file imports nothing from the package, because the environments use it.
 """
 
@@ -13,16 +18,34 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import os
+import re
+import shlex
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 # Prefix of the names of imported files; `SRLConfig.reward` recognises by it a script imported for its functions.
 PREFIX = "srl_file_"
+CONTRIB = "contrib."  # prefix of names of files in rllib_srl/contrib
 MAIN_GUARD = "put what it runs under if __name__ == '__main__':"
+REWARD = "reward"  # setting of an environment that names functions
+AGENT, COMMAND = "agent", "agent_command"  # settings that name a function and a program
+FILES = "files"  # setting that lists files of data: paths, or mappings with "data"
+LOAD = "load"  # setting that names a function that returns an environment of another library
+LOSS_RULES = ("advantage", "clip_rule", "correction", "regularisers")
+MEMORY_RULES = (
+    *("replay_selection", "replay_reuse_selection", "replay_spacing", "replay_embedding"),
+    *("replay_eviction", "replay_admit", "replay_on_group"),
+)
+_RULES = {*LOSS_RULES, *MEMORY_RULES}  # each "module:rule", a list, or a mapping with names as keys
+_ENVS = ("env", "envs")  # settings that name environments, `envs` by its keys
+_NAMES_A_PATH = re.compile(r"path|directory|teacher|\w+_(path|dir)")
+_URL = ("http://", "https://")
 _lock = threading.RLock()
 
 
@@ -151,3 +174,157 @@ def _imported_already(file: Path) -> ModuleType | None:
         if module is not None and own and Path(own).resolve() == file:
             return module
     return None
+
+
+def import_path_of(function: Callable[..., Any], setting: str = REWARD) -> str:
+    """Return "module:name", or "file.py:name" for a function of the program that is running.
+
+    Raises:
+        ValueError: it cannot be found by name: a lambda, a nested function, a bound method, a function of a notebook.
+    """
+    module, name = getattr(function, "__module__", None) or "", getattr(function, "__qualname__", "")
+    if not name or "<" in name or not module:
+        what = f"function {name}" if name else f"a {type(function).__name__}"
+        raise ValueError(f"{setting} = {what}; expected a function with a name at the top level of a file")
+    if module.startswith(PREFIX):
+        file = getattr(sys.modules.get(module), "__file__", module)
+        raise ValueError(
+            f"{setting} = {name}: {file} starts a run while it is imported for its {setting} function; {MAIN_GUARD}"
+        )
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is not function:
+        raise ValueError(f"{setting} = {name}: {module} has another object of this name; expected the function itself")
+    if module != "__main__":
+        return f"{module}:{name}"
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    if not file or not Path(file).is_file():
+        raise ValueError(
+            f"{setting} = {name} is not in a file; expected a function of a file, which other processes can "
+            f"import: write it into my_functions.py and set {setting} = 'my_functions:f'"
+        )
+    return f"{Path(file).resolve()}:{name}"
+
+
+# --- what settings name ------------------------------------------------------------------------------
+
+
+def with_whole_paths(settings: Any) -> Any:
+    """Return settings of environments with absolute paths: the processes that read them run in other directories.
+
+    Files of `reward`, `agent`, `load` and rules are changed at any depth ("file.py:f", and "module:f" if module.py is
+    in the working directory). So are those of `agent_command` and `files`, and values of `path`, `directory`,
+    `..._path` and `..._dir` that exist in the working directory. Paths within a data set of the hub (with `hub_id`),
+    URLs and names of installed modules stay as they are.
+    """
+    return _changed(settings, partial(_with_path, path=_whole), _whole)
+
+
+def with_whole_rules(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of a run with absolute paths in its rules; see `with_whole_paths`."""
+    return {**settings, **with_whole_paths({name: value for name, value in settings.items() if name in _RULES})}
+
+
+def with_file_names(settings: Any) -> Any:
+    """Return settings of environments with only the name of each file that `with_whole_paths` locates.
+
+    Settings that are equal in this form differ at most in the directories of their files.
+    """
+    return _changed(settings, partial(_with_path, path=_name), _name)
+
+
+def without_users_rules(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of a run that does not train, without rules that are import paths: such a run calls none."""
+    idle = {"advantage": "group", "clip_rule": "higher", "correction": "none"}  # compatible with any clip bounds
+    is_users = {name for name in _RULES if functions_in({name: settings.get(name)})}
+    kept = {name: idle[name] if name in is_users else value for name, value in settings.items() if name in idle}
+    return {**{name: value for name, value in settings.items() if name not in is_users}, **kept}
+
+
+def functions_in(settings: Any) -> list[str]:
+    """Return the functions that settings name, at any depth, sorted, without URLs.
+
+    They are rewards, agents, loaders of environments, and the rules and environments that are import paths. The
+    command of an agent counts as one, written as a shell command.
+    """
+    found: set[str] = set()
+
+    def note(setting: str, named: Any) -> Any:
+        if setting == COMMAND:
+            found.update([shlex.join(map(str, named))] if named else [])
+        elif setting in (REWARD, LOAD):
+            found.update([] if setting == REWARD and named.startswith(_URL) else [named])
+        elif ":" in named and (setting == AGENT or not named.startswith(CONTRIB)):
+            found.add(named)
+        return named
+
+    _changed(settings, note, lambda path: path)
+    return sorted(found)
+
+
+def _changed(settings: Any, function: Callable[[str, Any], Any], path: Callable[[str], str]) -> Any:
+    """Return settings, at any depth, with other functions and files.
+
+    Args:
+        function: setting and name -> another name, of a function or environment; of `COMMAND` list -> list.
+        path: path of a file -> another path.
+    """
+    if isinstance(settings, list | tuple):
+        return type(settings)(_changed(one, function, path) for one in settings)
+    if not isinstance(settings, Mapping):
+        return settings
+    changed = {}
+    for name, value in settings.items():
+        if name == REWARD or (name in (AGENT, LOAD) and isinstance(value, str)):  # "agent" is also an environment
+            changed[name] = _texts_changed(value, partial(function, name), "function")
+        elif name in _RULES or name in _ENVS:
+            changed[name] = _changed(_names_changed(value, partial(function, name)), function, path)
+        elif name == COMMAND and isinstance(value, list | tuple):
+            changed[name] = function(name, value)
+        elif name == FILES:
+            changed[name] = _texts_changed(value, path, "data")
+        elif isinstance(value, str) and value and not settings.get("hub_id") and _NAMES_A_PATH.fullmatch(str(name)):
+            changed[name] = path(value)
+        else:
+            changed[name] = _changed(value, function, path)
+    return changed
+
+
+def _texts_changed(given: Any, change: Callable[[str], str], key: str) -> Any:
+    """Return a text changed, alone, in a list or under `key` of a mapping; anything else as it is."""
+    if isinstance(given, list | tuple):
+        return [_texts_changed(one, change, key) for one in given]
+    if isinstance(given, Mapping) and key in given:
+        return {**given, key: _texts_changed(given[key], change, key)}
+    return change(given) if isinstance(given, str) and given else given
+
+
+def _names_changed(given: Any, change: Callable[[str], str]) -> Any:
+    """Return a text changed, alone, in a list or as a key of a mapping; anything else as it is."""
+    if isinstance(given, list | tuple):
+        return type(given)(_names_changed(one, change) for one in given)
+    if isinstance(given, Mapping):
+        return {change(str(name)): one for name, one in given.items()}
+    return change(given) if isinstance(given, str) else given
+
+
+def _with_path(setting: str, named: Any, path: Callable[[str], str]) -> Any:
+    """Return the name of a function with another path of its file; names of installed modules stay."""
+    if setting == COMMAND:
+        return [path(one) if isinstance(one, str) and Path(one).is_file() else one for one in named]
+    place, _, name = named.rpartition(":")
+    if setting in _ENVS or not place or named.startswith((*_URL, CONTRIB)):
+        return named
+    file = place if place.endswith(".py") else local_file(place)
+    return f"{path(str(file))}:{name}" if file else named
+
+
+def _whole(path: str) -> str:
+    # Links are not resolved: the Python of a virtual environment is a link, and finds its packages by its own path.
+    place = os.path.abspath(Path(path).expanduser())
+    return place if os.path.exists(place) else path
+
+
+def _name(path: str) -> str:
+    return Path(path).name

@@ -12,17 +12,16 @@ A registered rule exists only in the process that registered it; other processes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from pkgutil import iter_modules
 from typing import Any, TypeVar, cast
 
 from rllib_srl.common.foreign_names import nearest
-from rllib_srl.common.loading import load, reason
+from rllib_srl.common.loading import CONTRIB, load, reason
 from rllib_srl.common.setting_model import Settings
 
 R = TypeVar("R")
-CONTRIB = "contrib."  # prefix of names of files in rllib_srl/contrib
 
 MISTAKES = (  # exceptions of a faulty rule, unlike those of the machine, such as a lack of memory
     *(ArithmeticError, AssertionError, AttributeError, LookupError),
@@ -69,7 +68,10 @@ class Rules(dict[str, R]):
         is_own: bool = rule is self.own.get(name)
         if is_own:
             return rule(*arguments)
-        result = called(f"{self.kind} = {name!r}", rule, *arguments, inputs=self.inputs)
+        try:
+            result = rule(*arguments)
+        except MISTAKES as error:
+            raise failure(f"{self.kind} = {name!r}", error, self.inputs) from error
         if fault := check(result):
             raise RuleError(f"{self.kind} = {name!r} returned {_described(result)}; {fault}")
         return result
@@ -101,36 +103,26 @@ class Rules(dict[str, R]):
         if isinstance(name, str):
             if name in self:
                 return self[name], ""
-            if name.startswith(CONTRIB) and (fault := _contrib_fault(name)):
-                return None, fault
-            if ":" in (path := import_path(name)):
+            module, _, found = name.partition(":")
+            path = name
+            if name.startswith(CONTRIB):
+                if module not in (files := contrib_files()):
+                    return None, _expected(files, nearest(module, files))
+                path = f"rllib_srl.{module}:{found or module.removeprefix(CONTRIB)}"
+            if ":" in path:
                 try:
                     rule = load(path)
                 except Exception as error:  # the user's module can raise anything during import
                     return None, f"expected a rule that can be imported: {reason(error)}"
                 return rule, "" if callable(rule) else f"expected a callable, not a {type(rule).__name__}"
-        known = sorted(self)
-        near = nearest(name, known) if isinstance(name, str) else ""
+        near = nearest(name, self) if isinstance(name, str) else ""
         if isinstance(name, str) and f"{CONTRIB}{name}" in contrib_files():
             near = f"{CONTRIB}{name}"
-        listed = ", ".join([*map(repr, known), "'module:rule'"])
-        return None, f"expected one of {listed}" + (f"; did you mean {near!r}?" if near else "")
+        return None, _expected([*sorted(self), "module:rule"], near)
 
     def is_users(self, name: Any) -> bool:
         """Return whether a user registered this name or replaced the package's rule of this name."""
         return isinstance(name, str) and name in self and self.own.get(name) is not self[name]
-
-
-def called(title: str, rule: Callable[..., Any], *arguments: Any, inputs: str = "") -> Any:
-    """Call a rule and return its result; exceptions of the machine, such as a lack of memory, pass unchanged.
-
-    Raises:
-        RuleError: the rule raised an exception; the message begins with `title`.
-    """
-    try:
-        return rule(*arguments)
-    except MISTAKES as error:
-        raise failure(title, error, inputs) from error
 
 
 def _described(result: Any) -> str:
@@ -149,14 +141,6 @@ def failure(title: str, error: BaseException, inputs: str = "") -> BaseException
     return RuleError("; ".join(filter(None, [f"{title} raised {type(error).__name__}: {text}", inputs])))
 
 
-def import_path(name: str) -> str:
-    """Return the import path "module:object" for "contrib.file" or "contrib.file:object"; other names as they are."""
-    if not name.startswith(CONTRIB):
-        return name
-    module, _, found = name.partition(":")
-    return f"rllib_srl.{module}:{found or module.removeprefix(CONTRIB)}"
-
-
 def contrib_files() -> list[str]:
     """Return the names "contrib.file" of the files in rllib_srl/contrib, sorted, without importing them."""
     spec = find_spec("rllib_srl.contrib")
@@ -164,9 +148,5 @@ def contrib_files() -> list[str]:
     return sorted(f"{CONTRIB}{module.name}" for module in iter_modules(places or []))
 
 
-def _contrib_fault(name: str) -> str:
-    module, files = name.partition(":")[0], contrib_files()
-    if module in files:
-        return ""
-    near = nearest(module, files)
-    return f"expected one of {', '.join(map(repr, files))}" + (f"; did you mean {near!r}?" if near else "")
+def _expected(names: Iterable[str], near: str) -> str:
+    return f"expected one of {', '.join(map(repr, names))}" + (f"; did you mean {near!r}?" if near else "")

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from rllib_srl.common.rules import CONTRIB
+from rllib_srl.common.loading import CONTRIB
 from rllib_srl.replay.items import Tables, rows_at
 from rllib_srl.replay.metrics import stats_of
 from rllib_srl.replay.payloads import decode
@@ -57,7 +57,7 @@ class Reading:
     @cached_property
     def settings(self) -> ReplaySettings:
         """Return the settings it was last used with; the defaults for an empty memory."""
-        return ReplaySettings.from_dict(self.state.get("settings", {}))
+        return ReplaySettings.model_construct(**self.state.get("settings", {}))
 
     @cached_property
     def now(self) -> int:

@@ -17,7 +17,7 @@ from rllib_srl.algorithm.own_data import data_settings, reward_settings
 from rllib_srl.cli import train
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.settings import SettingsError, given_settings
-from rllib_srl.common.import_paths import functions_in, import_path_of
+from rllib_srl.common.loading import functions_in, import_path_of
 from rllib_srl.envs.rewards.scoring import RewardError, Rewards
 from rllib_srl.rollout.env_calls import RunEndedError
 

@@ -9,8 +9,15 @@ from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.cli import train
 from rllib_srl.cli.shared.settings import build_config, given_settings
 from rllib_srl.common.environments import resolve
-from rllib_srl.common.import_paths import functions_in, with_whole_paths, with_whole_rules, without_users_rules
-from rllib_srl.common.loading import LoadError, load, load_function
+from rllib_srl.common.loading import (
+    LoadError,
+    functions_in,
+    load,
+    load_function,
+    with_whole_paths,
+    with_whole_rules,
+    without_users_rules,
+)
 from rllib_srl.common.rules import Rules
 from rllib_srl.losses.policy import CLIP_RULES
 

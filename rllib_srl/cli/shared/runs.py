@@ -36,7 +36,7 @@ from rllib_srl.cli.shared.settings import (
 )
 from rllib_srl.cli.shared.stopping import ENDING
 from rllib_srl.common.foreign_names import nearest
-from rllib_srl.common.import_paths import functions_in, with_file_names, without_users_rules
+from rllib_srl.common.loading import functions_in, with_file_names, without_users_rules
 from rllib_srl.common.setting_model import PRESET
 from rllib_srl.storage.checkpoints import (
     MANIFEST,

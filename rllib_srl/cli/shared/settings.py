@@ -25,7 +25,7 @@ import yaml
 from rllib_srl.algorithm.named import ALGORITHMS, MEMORIES, without_names
 from rllib_srl.algorithm.settings import PARTS, Part, errors_of
 from rllib_srl.common.foreign_names import in_place_of
-from rllib_srl.common.import_paths import with_whole_rules
+from rllib_srl.common.loading import with_whole_rules
 from rllib_srl.common.setting_model import PRESET, Setting, Settings, setting
 
 if TYPE_CHECKING:
