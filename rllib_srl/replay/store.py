@@ -169,17 +169,17 @@ class Store(Database):
 
     def payload(self, seq: int) -> bytes:
         """Return the bytes of a group; raise a `StoreError` if it is not stored."""
-        return self._blob("payloads", seq=int(seq))
+        return self._blob(f"group {seq}", "payloads WHERE seq = ?", int(seq))
 
     def target(self, seq: int, episode: int) -> bytes:
         """Return the bytes of a target; raise a `StoreError` if it is not stored."""
-        return self._blob("targets", seq=int(seq), episode=int(episode))
+        which = f"target of episode {episode} of group {seq}"
+        return self._blob(which, "targets WHERE seq = ? AND episode = ?", int(seq), int(episode))
 
-    def _blob(self, table: str, **key: int) -> bytes:
-        where = " AND ".join(f"{name} = ?" for name in key)
-        found = self._one(f"SELECT CAST(payload AS BLOB) FROM {table} WHERE {where}", *key.values())
+    def _blob(self, which: str, rows: str, *key: int) -> bytes:
+        found = self._one(f"SELECT CAST(payload AS BLOB) FROM {rows}", *key)
         if found is None:
-            raise StoreError(f"memory {self.path} does not hold the {table} of {key}")
+            raise StoreError(f"memory {self.path} has no {which}: it was removed, or replaced by a newer one")
         blob: bytes = found[0]
         return blob
 

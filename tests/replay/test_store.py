@@ -72,9 +72,10 @@ def test_three_visits_by_hand(tmp_path):
         assert tables.vectors[1].tolist() == [[0] * 3, [7] * 3]
         assert_same(decode(store.payload(2)), a_group(2, 2))
         assert store.answer("2.add") == {"stored": [2, None, 0.1]} and store.answer("3.add") is None
-        for absent in (lambda: store.payload(7), lambda: store.target(1, 1)):
-            with pytest.raises(StoreError, match="does not hold"):
-                absent()
+        with pytest.raises(StoreError, match="memory.db has no group 7: it was removed, or replaced by a newer one"):
+            store.payload(7)
+        with pytest.raises(StoreError, match="memory.db has no target of episode 1 of group 1: it was removed"):
+            store.target(1, 1)
 
 
 def test_a_closed_store_is_one_file_and_refuses_commits(tmp_path):
