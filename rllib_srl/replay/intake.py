@@ -25,7 +25,7 @@ from rllib_srl.batch.posterior import NO_HISTORY
 from rllib_srl.common.rules import Rules
 from rllib_srl.replay.admission import Decode, Refusal, admit, malformed
 from rllib_srl.replay.diversity.embedders import Embedder
-from rllib_srl.replay.diversity.neighbours import Measured, diversity, measure
+from rllib_srl.replay.diversity.neighbours import diversity, measure
 from rllib_srl.replay.history import OF_GROUP, DomainStatistics, GroupFacts, after_visit, facts_of, history_of
 from rllib_srl.replay.items import Tables, key_of, rows_at
 from rllib_srl.replay.payloads import decode, encode
@@ -69,7 +69,8 @@ class Entry:
     visit: Visit
     facts: GroupFacts
     slot: int | None  # slot of its item; None: it has none
-    measured: Measured | None = None  # None: nothing is embedded
+    vector_D: np.ndarray | None = None  # None: nothing is embedded
+    novelty: float = 0.0
     is_visit: bool = False  # is this a visit of its item?
 
 
@@ -110,11 +111,11 @@ class Intake:
             facts = facts_of(group, self.settings.pass_reward)
             visit.pass_rate = facts.num_success / facts.size
             entries.append(Entry(group, visit, facts, self.tables.slot_of(key_of(group.prompt))))
-        if self.embedder is not None:
+        if self.embedder is not None and entries:
             slots, groups = [-1 if e.slot is None else e.slot for e in entries], [entry.group for entry in entries]
             measured = measure(self.embedder, groups, slots, self.tables, self.settings.diversity_device)
-            for entry, one in zip(entries, measured, strict=True):
-                entry.measured = one
+            for entry, vector_D, novelty in zip(entries, *measured, strict=True):
+                entry.vector_D, entry.novelty = vector_D, novelty
         for entry in entries:
             self._enter(entry, now)
         visits_N = self.tables.items["visits"]
@@ -169,9 +170,8 @@ class Intake:
         before_N = rows_at(self.tables.items, slots)
         fields |= after_visit(before_N, facts, settings.history_half_life)
         if self.embedder is not None:
-            measured = [entry.measured for entry in entries if entry.measured is not None]
-            novelty_N = np.array([one.novelty for one in measured])
-            self.tables.set_vectors(slots, np.stack([one.vector_D for one in measured]))
+            novelty_N = np.array([entry.novelty for entry in entries])
+            self.tables.set_vectors(slots, np.stack([one.vector_D for one in entries if one.vector_D is not None]))
             fields |= {"diversity": diversity(variance_N, novelty_N), "novelty": novelty_N, "has_vector": True}
         fields |= {"pass_rate": fields["num_success"] / size_N, "group_size": size_N, "variance": variance_N}
         fields["visits"] = before_N["visits"] + 1

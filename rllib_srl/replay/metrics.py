@@ -19,6 +19,11 @@ COUNTS_OF_DOMAIN = ("num_groups", "num_groups_without_signal", "num_revisits", "
 def stats_of(tables: Tables, counts: Mapping[str, int], rated: RatedGroups, now: int) -> dict[str, float]:
     whole = {name: num for name, num in counts.items() if not name.startswith("domains/")}
     whole = {**dict.fromkeys(COUNTS, 0), **whole}  # report zero counts, so that plots have no gaps
+    stored, of_domains = tables.num_by_domain(), dict[str, float]()
+    for domain in sorted(stored.keys() | by_domain(counts).keys()):
+        named = dict(zip(("num_items", "num_stored_groups"), stored.get(domain, (0, 0)), strict=True))
+        named |= {name: counts.get(f"domains/{domain}/{name}", 0) for name in COUNTS_OF_DOMAIN}
+        of_domains |= {f"domains/{domain}/{name}": num for name, num in named.items()}
     return {
         "num_items": len(tables),
         "num_due": tables.num_due(now),
@@ -29,19 +34,8 @@ def stats_of(tables: Tables, counts: Mapping[str, int], rated: RatedGroups, now:
         **whole,
         **{f"ratings/{name}": getattr(rated, name) for name in ("num_applied", "num_changed", "num_unused")},
         "num_refused": sum(num for name, num in whole.items() if name.startswith("num_refused_")),
-        **counts_of_domains(tables.num_by_domain(), counts),
+        **of_domains,
     }
-
-
-def counts_of_domains(stored: Mapping[str, tuple[int, int]], counts: Mapping[str, int]) -> dict[str, int]:
-    """Return "domains/<domain>/<name>" -> the items and groups stored of each domain now, and its counts."""
-    found: dict[str, int] = {}
-    for domain in sorted(stored.keys() | by_domain(counts).keys()):
-        num_items, num_groups = stored.get(domain, (0, 0))
-        named = {"num_items": num_items, "num_stored_groups": num_groups}
-        named |= {name: counts.get(f"domains/{domain}/{name}", 0) for name in COUNTS_OF_DOMAIN}
-        found |= {f"domains/{domain}/{name}": num for name, num in named.items()}
-    return found
 
 
 def by_domain(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:

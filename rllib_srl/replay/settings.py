@@ -7,7 +7,7 @@ The tables of rules are imported when a value is checked, so that `srl train --h
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -188,10 +188,6 @@ class ReplaySettings(Settings):
     def as_dict(self) -> dict[str, Any]:
         """Return every setting in JSON types; a function by its import path."""
         return self.model_dump(mode="json", warnings=False, fallback=_plain)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> ReplaySettings:
-        return cls.model_construct(**values)
 
 
 def _plain(value: Any) -> Any:

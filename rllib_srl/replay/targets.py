@@ -33,7 +33,12 @@ def put_targets(tables: Tables, store: Store, targets: Sequence[Target], per_dom
         added[int(tables.groups["seq"][at]), target.episode] = encode_target(target)
     tables.targets |= {place: len(payload) for place, payload in added.items()}
     store.put("targets", [(*place, payload) for place, payload in added.items()])
-    return len(added), _remove(tables, store, surplus_targets(tables, per_domain))
+    if per_domain is None:
+        return len(added), 0
+    places, _, domain_N = _located(tables)
+    newest = np.argsort(-places[:, 0], kind="stable")
+    surplus = newest[occurrences(domain_N[newest]) >= per_domain]
+    return len(added), _remove(tables, store, [(seq, episode) for seq, episode in places[surplus].tolist()])
 
 
 def drop_targets(tables: Tables, store: Store, env_ids: Collection[str]) -> int:
@@ -66,16 +71,6 @@ def draw_targets(
     is_able_N = ~np.isin(slot_N, without_slots) & ~np.isin(domain_N, without_domains)
     order_N = in_turns(domain_N[is_able_N], slot_N[is_able_N], generator)
     return [(seq, episode) for seq, episode in places[is_able_N][order_N[: max(0, num)]].tolist()]
-
-
-def surplus_targets(tables: Tables, per_domain: int | None) -> list[Place]:
-    """Return the places of the targets above `per_domain` of each domain, those of the oldest groups."""
-    if per_domain is None:
-        return []
-    places, _, domain_N = _located(tables)
-    newest = np.argsort(-places[:, 0], kind="stable")
-    surplus = newest[occurrences(domain_N[newest]) >= per_domain]
-    return [(seq, episode) for seq, episode in places[surplus].tolist()]
 
 
 def _located(tables: Tables) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

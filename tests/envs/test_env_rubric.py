@@ -177,7 +177,7 @@ def test_a_redirect_is_not_followed(monkeypatch):
 def test_a_pass_is_a_pass_for_the_memory(grade, recalled):
     """Eight answers of grade 3 are reviewed as easy, although the memory's own mark is .9."""
     group = a_group(0, rewards=[(grade - 1) / 3] * 8, extra={"pass_reward": Rubric({"judge": JUDGE}).pass_reward})
-    settings = ReplaySettings.from_dict({"admit": None, "degenerate_share": None, "spacing": "fsrs"})
+    settings = ReplaySettings(admit=None, degenerate_share=None, spacing="fsrs")
     buffer = SRLReplayBuffer(settings.checked())
     (visit,) = buffer.add([group], now=1)
     assert (visit.grade, visit.pass_rate) == (recalled, float(grade == 3))

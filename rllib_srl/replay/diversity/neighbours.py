@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -109,13 +109,6 @@ def _by_faiss(vectors_QD: np.ndarray, vectors_ND: np.ndarray, num: int, device: 
     return rows_QM
 
 
-class Measured(NamedTuple):
-    """A group's prompt compared with the other items."""
-
-    novelty: float
-    vector_D: np.ndarray
-
-
 def diversity(variance_N: np.ndarray, novelty_N: np.ndarray) -> np.ndarray:
     """Return the mean of min(1, 4 S) and the novelty of each item, [N] in [0, 1].
 
@@ -139,12 +132,13 @@ def novelty(similarity_NK: np.ndarray) -> np.ndarray:
 
 def measure(
     embedder: Embedder, groups: Sequence[Group], slots: Sequence[int], tables: Tables, device: str
-) -> list[Measured]:
-    """Compare groups with the items in the tables; `slots` are those of their own items, -1 where there is none yet."""
-    if not groups:
-        return []
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the vectors of groups, [P, D], and their novelty among the items in the tables.
+
+    `slots` are those of their own items, -1 where there is none yet.
+    """
     vectors_PD = normalised(embedder.embed(groups))
     if not np.isfinite(vectors_PD).all():
         raise ValueError(f"{int((~np.isfinite(vectors_PD)).any(axis=1).sum())} vectors are not finite")
     _, similarity_PK = nearest(vectors_PD, *tables.vectors, NEIGHBOURS, slots, device)
-    return list(map(Measured, novelty(similarity_PK).tolist(), vectors_PD))
+    return vectors_PD, novelty(similarity_PK)
