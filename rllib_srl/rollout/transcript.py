@@ -37,6 +37,7 @@ _NUM_CACHED = 1024  # the G episodes of a prompt begin with the same text
 _QUESTION = "What is 1 + 1?"
 _SYSTEM = "Reply in one word."
 _ANSWERS = ("It is x", "It is 0")  # no common last character
+_UNCHANGED = "expected earlier tokens unchanged"
 _ROLES = ("assistant", "model", "bot")  # the policy's, as templates name it
 
 
@@ -132,7 +133,6 @@ class RawTranscript(Transcript):
         return self._encode(_contents(messages), False)
 
     def stop(self, stop_strings: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the environment's own stop strings."""
         return stop_strings
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
@@ -201,9 +201,8 @@ class ChatTranscript(Transcript):
                 return ids
         except Exception as error:  # templates may raise anything to refuse a conversation
             fault = f"rejects a user's message ({error})"
-        raise ValueError(
-            f"the chat template of {_name(self._tokenizer)} {fault}; expected one that takes its content as text: use "
-            "prompt_format = 'text' or another template"
+        raise self._refused(
+            f"{fault}; expected one that takes its content as text: use prompt_format = 'text' or another template"
         )
 
     def whole(self, messages: Sequence[Message], tools: str = "", template: str = "") -> list[int]:
@@ -230,9 +229,9 @@ class ChatTranscript(Transcript):
                 _, tail = self._split(whole, template=template)
             except ValueError as error:
                 text = messages[-1]["content"] if messages else ""
-                raise ValueError(
-                    f"the chat template of {_name(self._tokenizer)} changes an earlier message when the next one is "
-                    f"{text[:40]!r}; expected earlier tokens unchanged: use prompt_format = 'text'"
+                raise self._refused(
+                    f"changes an earlier message when the next one is {text[:40]!r}; {_UNCHANGED}: use prompt_format = "
+                    "'text'"
                 ) from error
         return tail[self._num_written(tail, last_id) :]
 
@@ -263,11 +262,10 @@ class ChatTranscript(Transcript):
         """Render a conversation and, if `is_open`, the opening of the assistant's next message."""
         schemas = json.loads(tools) if tools else None
         said = [{name: value for name, value in message.items() if name != "role"} for message in messages]
-        texts = [json.dumps(value, ensure_ascii=False) for value in (said, schemas)]
-        mark = unused_character(texts) if any(map(self._controls.breaks, [*texts, *_texts(said)])) else ""
+        texts = list(_texts([said, schemas]))
+        mark = unused_character(texts) if any(map(self._controls.breaks, texts)) else ""
         if mark:
-            schemas = self._controls.marked(schemas, mark)
-            said = self._controls.marked(said, mark)
+            said, schemas = self._controls.marked([said, schemas], mark)
         rendered = self._tokenizer.apply_chat_template(
             [{"role": message["role"], **one} for message, one in zip(messages, said, strict=True)],
             tools=schemas,
@@ -294,9 +292,9 @@ class ChatTranscript(Transcript):
         num_same = _num_common(one[::-1], other[::-1])
         prefix, tail = one[: len(one) - num_same], one[len(one) - num_same :]
         if not self._tokenizer.decode(prefix).rstrip().endswith(_ANSWERS[0]):
-            raise ValueError(
-                f"the chat template of {_name(self._tokenizer)} changes the assistant's message; "
-                "expected its text unchanged, then closing tokens: use prompt_format = 'text'"
+            raise self._refused(
+                "changes the assistant's message; expected its text unchanged, then closing tokens: use prompt_format "
+                "= 'text'"
             )
         return prefix, tail
 
@@ -355,11 +353,11 @@ class ChatTranscript(Transcript):
             where = _num_common(earlier, later)
             if where == len(earlier):
                 continue
-            raise ValueError(
-                f"the chat template of {_name(self._tokenizer)} changes earlier tokens when a turn is added: "
-                f"token {where} becomes {self._token(later, where)} instead of {self._token(earlier, where)}; "
-                "expected earlier tokens unchanged: use prompt_format = 'text', another template, or max_turns = 1 for "
-                "tasks of one turn"
+            shown = [self._tokenizer.decode(ids[where : where + 1]) for ids in (later, earlier)]
+            other, own = (repr(text) if text else "nothing" for text in shown)
+            raise self._refused(
+                f"changes earlier tokens when a turn is added: token {where} becomes {other} instead of {own}; "
+                f"{_UNCHANGED}: use prompt_format = 'text', another template, or max_turns = 1 for tasks of one turn"
             )
 
     def _check_role_is_opened(self, opened: list[int], prefix: list[int], is_always_open: bool) -> None:
@@ -372,10 +370,10 @@ class ChatTranscript(Transcript):
         header = self._tokenizer.decode(prefix[num_kept:]).rstrip().removesuffix(_ANSWERS[0]).strip()
         is_comparable = _QUESTION in self._tokenizer.decode(opened[:num_kept])
         if is_comparable and header and (is_always_open or any(name in header.lower() for name in _ROLES)):
-            raise ValueError(
-                f"the chat template of {_name(self._tokenizer)} ignores add_generation_prompt: a prompt does not end "
-                f"with {header!r}, so the policy would have to write its own role; expected a template that opens the "
-                "assistant's message: correct it in the model's directory, or use prompt_format = 'text'"
+            raise self._refused(
+                f"ignores add_generation_prompt: a prompt does not end with {header!r}, so the policy would have to "
+                "write its own role; expected a template that opens the assistant's message: correct it in the "
+                "model's directory, or use prompt_format = 'text'"
             )
 
     def _check_system(self) -> None:
@@ -383,48 +381,41 @@ class ChatTranscript(Transcript):
 
         `later` renders without one, so the ids after an answer must not depend on it.
         """
-        name, remedy = _name(self._tokenizer), "use `instruction`, which is part of the user's message"
+        remedy = "use `instruction`, which is part of the user's message"
         try:
             shown = self._render([_QUESTION], system=_SYSTEM)
             whole = both = [] if self._has_one_turn else self._render([_QUESTION] * 2, system=_SYSTEM)
         except Exception as error:  # templates may raise anything to refuse a conversation
-            raise ValueError(
-                f"the chat template of {name} rejects the role 'system' ({error}); expected a template that accepts "
-                f"it, for a system_prompt: {remedy}"
+            raise self._refused(
+                f"rejects the role 'system' ({error}); expected a template that accepts it, for a system_prompt: "
+                f"{remedy}"
             ) from error
         if _SYSTEM not in self._tokenizer.decode(shown):
-            raise ValueError(
-                f"the chat template of {name} omits messages of the role 'system'; expected a template that renders "
-                f"them, for a system_prompt: {remedy}"
+            raise self._refused(
+                "omits messages of the role 'system'; expected a template that renders them, for a system_prompt: "
+                f"{remedy}"
             )
         both = both and self._render([_QUESTION] * 2)
         size = len(shown) - len(self._opening)
         if not self._has_one_turn and whole != shown[:size] + both[self._num_kept :]:
-            raise ValueError(
-                f"the chat template of {name} changes earlier tokens after a system message; expected earlier tokens "
-                f"unchanged: {remedy}"
-            )
+            raise self._refused(f"changes earlier tokens after a system message; {_UNCHANGED}: {remedy}")
 
     def _check_tools(self, tools: str) -> None:
         """Check that the template renders tools and messages of the role "tool", and keeps earlier tokens with them.
 
         `later` renders without tools, so the ids after an answer must not depend on them.
         """
-        name, plain = _name(self._tokenizer), self._render([_QUESTION])
-        shown = self._render([_QUESTION], tools=tools)
+        remedy = "an environment that lists the tools in its prompt (tools_in = 'prompt')"
+        plain, shown = self._render([_QUESTION]), self._render([_QUESTION], tools=tools)
         if shown == plain:
-            raise ValueError(
-                f"the chat template of {name} omits the tools; expected a template that renders them, or an "
-                "environment that lists them in its prompt (tools_in = 'prompt')"
-            )
+            raise self._refused(f"omits the tools; expected a template that renders them, or {remedy}")
         if self._has_one_turn:
             return
         try:
             whole, bare = (self._render([_QUESTION] * 2, role="tool", tools=each) for each in (tools, ""))
         except Exception as error:  # templates may raise anything to refuse a conversation
-            raise ValueError(
-                f"the chat template of {name} rejects the role 'tool' ({error}); expected a template that accepts it, "
-                "or an environment that lists the tools in its prompt (tools_in = 'prompt')"
+            raise self._refused(
+                f"rejects the role 'tool' ({error}); expected a template that accepts it, or {remedy}"
             ) from error
         size, kept = len(shown) - len(self._opening), self._num_kept
         try:
@@ -434,20 +425,16 @@ class ChatTranscript(Transcript):
         self._controls = ControlTokens(self._tokenizer, [*self._marking, *self._without_opening(tail)])
         self._harmless.cache_clear()
         if prefix and _QUESTION not in self._tokenizer.decode(tail):
-            raise ValueError(
-                f"the chat template of {name} omits messages of the role 'tool'; expected a template that renders "
-                "them, or an environment that lists the tools in its prompt (tools_in = 'prompt')"
+            raise self._refused(
+                f"omits messages of the role 'tool'; expected a template that renders them, or {remedy}"
             )
         if prefix[:kept] != plain[:kept] or not prefix or whole != shown[:size] + bare[kept:]:
-            raise ValueError(
-                f"the chat template of {name} changes earlier tokens when a tool answers; expected earlier tokens "
-                "unchanged, or an environment that lists the tools in its prompt (tools_in = 'prompt')"
-            )
+            raise self._refused(f"changes earlier tokens when a tool answers; {_UNCHANGED}, or {remedy}")
         if (closing := self._closing_of(tail, "tool")) and closing[-1] not in (*self.end_ids, *self._closing):
             self.end_ids = (*self.end_ids, closing[-1])
 
-    def _token(self, ids: list[int], where: int) -> str:
-        return repr(self._tokenizer.decode(ids[where : where + 1])) if where < len(ids) else "nothing"
+    def _refused(self, fault: str) -> ValueError:
+        return ValueError(f"the chat template of {_name(self._tokenizer)} {fault}")
 
 
 def _num_common(one: Sequence[int], other: Sequence[int]) -> int:
@@ -474,7 +461,6 @@ def _contents(messages: Sequence[Message]) -> str:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield every text of a JSON value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
