@@ -22,9 +22,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import pydantic
+from pydantic import ConfigDict, Field, PlainValidator, TypeAdapter, ValidationError
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rllib_srl.engine.protocol import Turn
@@ -35,37 +37,34 @@ TOO_LONG, REWRITTEN, OUT_OF_CALLS, UNSUPPORTED = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+def _message(given: Any) -> Message:
+    if not isinstance(given, dict) or not all(isinstance(given.get(name), str) for name in ("role", "content")):
+        raise ValueError("expected a message with role and content as text")
+    return given
+
+
+@pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
 class Ask:
     """One call of an agent: a conversation to continue. Invariant: every message has `role` and a text `content`."""
 
-    messages: list[Message]
+    messages: Annotated[list[Annotated[Message, PlainValidator(_message)]], Field(min_length=1)]
     tools: str = ""  # JSON of the tool schemas; empty if none
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     refuses_rewriting: bool = False
     template: str = ""  # JSON of further arguments of the chat template; empty if none
 
     @classmethod
     def read(cls, text: str) -> Ask:
-        """Return the call that an environment wrote as JSON: the fields of this class.
-
-        Raises:
-            ValueError: it is not of this form.
-        """
+        """Return the call that an environment wrote as JSON, the fields of this class; ValueError: it is another."""
         try:
-            given = json.loads(text)
-            ask = cls(**{**given, "stop": tuple(given.get("stop", ()))})
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(f'info["conversation"] cannot be read: {error}') from error
-        is_valid = isinstance(ask.messages, list) and ask.messages and all(map(_is_message, ask.messages))
-        is_valid = is_valid and isinstance(ask.tools, str) and isinstance(ask.template, str)
-        if not is_valid or not all(isinstance(one, str) and one for one in ask.stop):
-            raise ValueError('info["conversation"] is not valid; expected messages with role and content, '
-                             "tools and template as text, and stop as non-empty texts")  # fmt: skip
-        if ask.max_tokens is not None and (type(ask.max_tokens) is not int or ask.max_tokens < 1):
-            raise ValueError(f'info["conversation"]: max_tokens = {ask.max_tokens!r}; expected at least 1')
-        return ask
+            return _ASK.validate_json(text)
+        except ValidationError as error:
+            faults = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+            raise ValueError(f'info["conversation"] is not valid: {"; ".join(faults)}') from error
+
+
+_ASK = TypeAdapter(Ask)
 
 
 class AskRefusedError(ValueError):
@@ -200,7 +199,6 @@ class Conversations:
 
     @property
     def num_turns(self) -> int:
-        """The number of recorded turns."""
         return sum(len(one.steps) for one in self._all)
 
     @property
@@ -246,6 +244,3 @@ def _key(message: Message) -> str:
 def _shown(messages: Sequence[Message]) -> str:
     return "\n".join(f"{message['role']}: {message['content']}" for message in messages)
 
-
-def _is_message(message: Any) -> bool:
-    return isinstance(message, dict) and all(isinstance(message.get(name), str) for name in ("role", "content"))
