@@ -51,16 +51,6 @@ class Call(Generic[Result]):
     def of(
         method: Callable[Concatenate[Any, Parameters], Result], *args: Parameters.args, **kwargs: Parameters.kwargs
     ) -> Call[Result]:
-        """Return the call of `method`, a function of a class such as `LLMEnvRunner.score`."""
-        return Call(method.__name__, args, kwargs)
-
-    @staticmethod
-    def of_first(
-        method: Callable[Concatenate[Any, Parameters], tuple[Result, Any]],
-        *args: Parameters.args,
-        **kwargs: Parameters.kwargs,
-    ) -> Call[Result]:
-        """Return the call of a method with `num_returns=2` whose second value stays in the object store."""
         return Call(method.__name__, args, kwargs)
 
     def run(self, target: Any) -> Result:
@@ -69,7 +59,6 @@ class Call(Generic[Result]):
         return result
 
     def submit(self, actor: Any) -> ray.ObjectRef[Result]:
-        """Start on an actor; return the reference of the result."""
         return self.submit_all(actor)[0]
 
     def submit_all(self, actor: Any) -> list[ray.ObjectRef[Any]]:
@@ -86,7 +75,6 @@ class Place(NamedTuple):
 
     @staticmethod
     def here() -> Place:
-        """Return the place of this process."""
         return Place(str(ray.get_runtime_context().get_node_id()) if ray.is_initialized() else "", os.getpid())
 
 
@@ -133,7 +121,6 @@ class ProcessLost(ActorFailure):
         self.reason, self.checkpoint = reason, checkpoint
 
     def __str__(self) -> str:
-        """Return the reason and how to resume."""
         if self.checkpoint is None:
             return f"{self.reason}; no checkpoint was written yet (checkpoint_every): start the run again"
         return f"{self.reason}; stop this algorithm and resume with SRL.from_checkpoint({self.checkpoint!r})"

@@ -46,7 +46,6 @@ class Launched:
 
     @property
     def is_revisit(self) -> bool:
-        """Return whether its prompt comes from the memory."""
         return self.group_id in self.arguments.get("revisits", ())
 
 
@@ -196,10 +195,7 @@ class RolloutsAhead:
                 for one in again:
                     one.is_begun, one.num_lost = False, one.num_lost + 1
                 if any(one.num_lost >= self._max_tries for one in again):
-                    raise ActorFailure(
-                        f"{len(again)} prompts could not be played in {self._max_tries} attempts: "
-                        f"runner {runner_id} {failure.reason}"
-                    )
+                    raise not_played(len(again), self._max_tries, runner_id, failure)
                 num += len(again)
                 self._lost.pop(runner_id, None)
             self._changed.notify_all()
@@ -295,3 +291,9 @@ class RolloutsAhead:
                 del self._in_slice[runner_id]
                 self._lost[runner_id] = Failure(f"gave no answer within {self._timeout_s:g} s", is_silent=True)
                 self._changed.notify_all()
+
+
+def not_played(num: int, num_tries: int, runner_id: int, failure: Failure) -> ActorFailure:
+    return ActorFailure(
+        f"{num} prompts could not be played in {num_tries} attempts: runner {runner_id} {failure.reason}"
+    )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Required, TypedDict
 
 import numpy as np
 
-from rllib_srl.types import Group, GroupMeta, Prompt
+from rllib_srl.types import GroupMeta, Prompt
 
 
 class PlayOptions(TypedDict, total=False):
@@ -17,7 +17,7 @@ class PlayOptions(TypedDict, total=False):
     group_size: int  # G
     temperature: float  # as any other field of `Sampling`
     num_transcripts: int  # groups that are also returned as text
-    as_groups: bool  # False for evaluation: one valid episode is enough, no rewards are settled, and `ref` is None
+    as_groups: bool  # False for evaluation: one valid episode is enough, no rewards are settled, no group is returned
     with_answers: bool  # return the policy's last turns as text
     min_episodes: int  # minimum number of valid episodes of a group; one with fewer is dropped
 
@@ -50,11 +50,6 @@ class RunnerBatch:
     num_unparsed: int = 0  # episodes without a readable answer in their last turn; see `episodes.is_unparsed`
     reward_sums: dict[str, tuple[float, int]] = field(default_factory=dict)  # see `episodes.reward_sums`
     unpaid: list[dict[str, str]] = field(default_factory=list)  # a few answers; see `episodes.unpaid_answers`
-
-    def apart(self) -> tuple[RunnerBatch, list[Group]]:
-        """Return the batch with metadata whose `ref` is None, and its groups."""
-        bare = [replace(meta, ref=None) for meta in self.groups]
-        return replace(self, groups=bare), [meta.ref for meta in self.groups]
 
 
 @dataclass(frozen=True)

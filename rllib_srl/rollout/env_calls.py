@@ -67,14 +67,12 @@ class EnvPool:
         self._idle.setdefault(instance.creator, []).append(instance)
 
     def drain(self) -> list[Constructed]:
-        """Remove and return all idle instances."""
         instances = [instance for idle in self._idle.values() for instance in idle]
         self._idle.clear()
         return instances
 
     @property
     def num_idle(self) -> int:
-        """Return the number of idle instances."""
         return sum(len(idle) for idle in self._idle.values())
 
 

@@ -12,14 +12,15 @@ second return value of the same call: the driver owns return values, so they out
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, Unpack
+from typing import Any
 
 import gymnasium as gym
 import ray
@@ -38,14 +39,109 @@ from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.sync import WeightBundle
 from rllib_srl.rollout.batches import Loaded, PlayArguments, RunnerBatch, Slice
 from rllib_srl.rollout.env_calls import EnvCalls, settle
-from rllib_srl.rollout.episodes import answers_of, is_unparsed, reward_sums, transcript_of, unpaid_answers
-from rllib_srl.rollout.groups_in_play import GroupInPlay, GroupsInPlay
+from rllib_srl.rollout.episodes import (
+    MIN_EPISODES,
+    LiveEpisode,
+    answers_of,
+    is_unparsed,
+    reward_sums,
+    to_group,
+    transcript_of,
+    unpaid_answers,
+)
 from rllib_srl.rollout.player import Limits, Player
 from rllib_srl.rollout.transcript import make_transcript
 from rllib_srl.types import Group, GroupMeta, Prompt
 
 PLAY_SHARE = 0.9  # fraction of `sample_timeout_s`, so that the runner returns before the driver's timeout
 SETTLE_SHARE = 0.05
+
+
+@dataclass
+class GroupInPlay:
+    """A prompt that is played, and the episodes of it that have ended."""
+
+    group_id: str
+    prompt: Prompt
+    size: int  # episodes
+    is_revisit: bool
+    is_shown: bool  # is it in transcripts?
+    min_episodes: int
+    start: float = field(default_factory=time.monotonic)
+    seconds: float = 0.0  # from the start to the end of the last episode
+    episodes: list[SingleAgentEpisode] = field(default_factory=list)
+
+    def collected(self, keeps_turns: bool = False) -> Group | None:
+        """Return the group of the ended episodes, None if too few are valid; see `to_group`."""
+        origin = "revisit" if self.is_revisit else "fresh"
+        return to_group(self.prompt, self.group_id, self.episodes, origin, self.min_episodes, keeps_turns)
+
+    def has_ended_with(self, episode: SingleAgentEpisode) -> bool:
+        """Add an ended episode; return whether it was the last one."""
+        self.episodes.append(episode)
+        if len(self.episodes) < self.size:
+            return False
+        self.episodes.sort(key=lambda one: one.custom_data["index"])
+        self.seconds = time.monotonic() - self.start
+        return True
+
+
+class GroupsInPlay:
+    """Plays groups with one `Player`. Invariant: a group is here until `advance` has returned it."""
+
+    def __init__(self, player: Player) -> None:
+        self._player = player
+        self._groups: dict[str, GroupInPlay] = {}
+
+    def __len__(self) -> int:
+        """Return the number of groups that have not ended."""
+        return len(self._groups)
+
+    @property
+    def prompts(self) -> dict[str, Prompt]:
+        """Return the prompts by group id."""
+        return {group_id: group.prompt for group_id, group in self._groups.items()}
+
+    def add(
+        self,
+        prompts: Mapping[str, Prompt],
+        group_size: int,
+        *,
+        deadline_s: float,
+        revisits: Collection[str] = (),
+        shown: Collection[str] = (),
+        min_episodes: int = MIN_EPISODES,
+    ) -> None:
+        """Add new groups; `shown` has the ids of those to return as text. See `PlayArguments` and `Player.add`."""
+        episodes = [LiveEpisode(prompt, id_, index) for id_, prompt in prompts.items() for index in range(group_size)]
+        self._player.add(episodes, deadline_s)
+        for group_id, prompt in prompts.items():
+            marks = group_id in revisits, group_id in shown
+            self._groups[group_id] = GroupInPlay(group_id, prompt, group_size, *marks, min_episodes)
+
+    def advance(self, until: float = math.inf, enough: int = 0) -> list[GroupInPlay]:
+        """Play until the monotonic clock shows `until`, no group is left, or `enough` groups have ended (0: any).
+
+        Return the groups that have ended, in this order. Call `close` after an exception.
+        """
+        ended: list[GroupInPlay] = []
+        for episode in self._player.advance(until):
+            group = self._groups[episode.custom_data["group_id"]]
+            if group.has_ended_with(episode):
+                ended.append(self._groups.pop(group.group_id))
+                if len(ended) == enough:
+                    break
+        return ended
+
+    def take_seconds(self) -> dict[str, float]:
+        """Return the seconds in the engine and of waiting for environments since the last call."""
+        seconds = dict(self._player.seconds)
+        self._player.seconds.update(dict.fromkeys(seconds, 0.0))
+        return seconds
+
+    def close(self) -> None:
+        self._groups.clear()
+        self._player.close()
 
 
 class LLMEnvRunner(EnvRunner, Checkpointable):
@@ -99,11 +195,13 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             ValueError: a prompt that does not fit the limits.
         """
         overrides |= {} if explore else {"temperature": 0.0}
-        groups = self._play({str(at): prompt for at, prompt in enumerate(prompts)}, group_size, overrides)
+        groups = self._play({str(at): prompt for at, prompt in enumerate(prompts)}, group_size, overrides, {})
         return [episode for group in groups for episode in group.episodes]
 
+    @ray.method(num_returns=2)
     def play_groups(
         self,
+        version: int,
         prompts: Mapping[str, Prompt],
         group_size: int,
         seed: int | None,
@@ -113,34 +211,36 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         with_answers: bool = False,
         min_episodes: int = 2,
         **overrides: Any,
-    ) -> RunnerBatch:
-        """Play each prompt G times; the `ref` of a group's metadata is the group itself.
+    ) -> tuple[RunnerBatch | None, list[Group]]:
+        """Play each prompt G times; return metadata whose `ref` is None, and the groups, [] without `as_groups`.
 
-        `PlayArguments` explains the arguments; overrides are fields of `Sampling`.
+        If the engine has another version of the policy, the runner was restarted since and has the weights of its
+        files: it returns (None, []) without playing. `PlayArguments` explains the arguments; overrides are fields of
+        `Sampling`.
         """
-        if seed is not None:
-            self.engine.reseed(seed)
+        if self.engine.version != version:
+            return None, []
         start = time.perf_counter()
         seconds: dict[str, float] = {}
-        marks: dict[str, Any] = {"revisits": revisits, "shown": list(prompts)[:num_transcripts]}
-        marks["min_episodes"] = min_episodes if as_groups else 1
+        least = min_episodes if as_groups else 1
+        marks = {"seed": seed, "num_transcripts": num_transcripts, "revisits": revisits, "min_episodes": least}
         played = self._play(prompts, group_size, overrides, seconds, settles=as_groups, **marks)
-        batch = self._batch_of(played, as_groups)
+        batch, groups = self._batch_of(played)
         seconds["play_s"] = time.perf_counter() - start
         kept = {meta.group_id for meta in batch.groups} if with_answers else ()
         answers = {group.group_id: answers_of(group.episodes) for group in played if group.group_id in kept}
-        return replace(batch, seconds=seconds, metrics=self.get_metrics(), answers=answers)
+        batch = replace(batch, seconds=seconds, metrics=self.get_metrics(), answers=answers)
+        return batch, groups if as_groups else []
 
-    def _batch_of(self, played: Sequence[GroupInPlay], as_groups: bool = True) -> RunnerBatch:
-        """Return groups, without those with too few valid episodes, and what is counted over all episodes."""
+    def _batch_of(self, played: Sequence[GroupInPlay]) -> tuple[RunnerBatch, list[Group]]:
+        """Return what is counted over all episodes, and the groups with enough valid episodes."""
         keeps_turns = self.config.replay_on_group is not None
-        groups = [one.collected(keeps_turns) for one in played]
-        metas = [GroupMeta.of(group, group if as_groups else None) for group in groups if group is not None]
+        groups = [group for one in played if (group := one.collected(keeps_turns)) is not None]
         episodes = [episode for one in played for episode in one.episodes]
-        return RunnerBatch(
+        batch = RunnerBatch(
             self.engine.version,
-            metas,
-            len(groups) - len(metas),
+            [GroupMeta.of(group, None) for group in groups],
+            len(played) - len(groups),
             dict(Counter(e.custom_data["stop_reason"].value for e in episodes)),
             num_turns=sum(len(episode) for episode in episodes),
             transcripts=[transcript_of(episode) for one in played if one.is_shown for episode in one.episodes],
@@ -149,6 +249,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             reward_sums=reward_sums(episodes),
             unpaid=unpaid_answers(episodes),
         )
+        return batch, groups
 
     @ray.method(num_returns=2)
     def advance(
@@ -159,7 +260,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         Weights may be loaded between slices; the next token of every running turn is sampled from the new ones.
 
         Args:
-            version: as in `play_groups_apart`, which says what is returned.
+            version: as in `play_groups`, which says what is returned.
             slice_s: seconds after which the slice ends; it ends earlier if no group is left.
             enough: the slice also ends with this many ended groups; 0: no limit.
             begin: new groups to play; None: no new ones.
@@ -173,39 +274,36 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             self._in_play = self._new_play({}, {})  # environments that wait never hold up the engine
         try:
             if begin is not None:
-                self._begin(self._in_play, begin)
+                self._begin(self._in_play, **begin)
             ended = self._in_play.advance(time.monotonic() + slice_s, enough)
-            batches = self._batches_of(ended)
+            self._end_episodes([episode for one in ended for episode in one.episodes])
+            batches: dict[str, RunnerBatch] = {}
+            groups: list[Group] = []
+            for one in ended:
+                batch, group = self._batch_of([one])
+                metrics = None if batches else self.get_metrics()  # the first one has the runner's
+                batches[one.group_id] = replace(batch, metrics=metrics, seconds={"play_s": one.seconds})
+                groups += group
         except BaseException:
             self.drop_play()
             raise
-        apart = {group_id: batch.apart() for group_id, batch in batches.items()}
-        groups = [group for _, own in apart.values() for group in own]
-        bare = {group_id: batch for group_id, (batch, _) in apart.items()}
-        return Slice(bare, self._in_play.take_seconds(), len(self._in_play)), groups
+        return Slice(batches, self._in_play.take_seconds(), len(self._in_play)), groups
 
-    def _begin(self, in_play: GroupsInPlay, arguments: PlayArguments) -> None:
-        if (seed := arguments["seed"]) is not None and not len(in_play):
+    def _begin(
+        self,
+        in_play: GroupsInPlay,
+        prompts: Mapping[str, Prompt],
+        group_size: int,
+        seed: int | None = None,
+        num_transcripts: int = 0,
+        **marks: Any,
+    ) -> None:
+        """Add groups; see `PlayArguments`, and `GroupsInPlay.add` for `marks`."""
+        if seed is not None and not len(in_play):
             self.engine.reseed(seed)
-        shown = list(arguments["prompts"])[: arguments.get("num_transcripts", 0)]
-        in_play.add(
-            arguments["prompts"],
-            arguments["group_size"],
-            deadline_s=self.config.sample_timeout_s * PLAY_SHARE,
-            revisits=arguments.get("revisits", ()),
-            shown=shown,
-            min_episodes=arguments.get("min_episodes", 2),
-        )
+        shown, deadline_s = list(prompts)[:num_transcripts], self.config.sample_timeout_s * PLAY_SHARE
+        in_play.add(prompts, group_size, deadline_s=deadline_s, shown=shown, **marks)
         self.engine.expect(in_play.prompts)
-
-    def _batches_of(self, ended: Sequence[GroupInPlay]) -> dict[str, RunnerBatch]:
-        """Settle rewards and return a batch for each group; the first one has the runner's metrics."""
-        self._end_episodes([episode for one in ended for episode in one.episodes])
-        batches: dict[str, RunnerBatch] = {}
-        for one in ended:
-            metrics = None if batches else self.get_metrics()
-            batches[one.group_id] = replace(self._batch_of([one]), metrics=metrics, seconds={"play_s": one.seconds})
-        return batches
 
     def drop_play(self) -> None:
         """Drop all groups in play; nothing of them is returned."""
@@ -213,35 +311,24 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             self._in_play.close()
         self._in_play = None
 
-    @ray.method(num_returns=2)
-    def play_groups_apart(
-        self, version: int, **arguments: Unpack[PlayArguments]
-    ) -> tuple[RunnerBatch | None, list[Group]]:
-        """Play as `play_groups`; return metadata whose `ref` is None, and the groups as a separate object.
-
-        If the engine has another version of the policy, the runner was restarted since and has the weights of its
-        files: it returns (None, []) without playing.
-        """
-        if self.engine.version != version:
-            return None, []
-        return self.play_groups(**arguments).apart()
-
     def _play(
         self,
         prompts: Mapping[str, Prompt],
         group_size: int,
         overrides: Mapping[str, Any],
-        seconds: dict[str, float] | None = None,
+        seconds: dict[str, float],
         settles: bool = False,
         **marks: Any,
     ) -> list[GroupInPlay]:
-        """Play groups to their end; return them in the order of `prompts`. See `GroupsInPlay.add` for `marks`."""
+        """Play groups to their end; return them in the order of `prompts`. See `_begin` for `marks`."""
         if self._in_play:
             raise RuntimeError(f"{len(self._in_play)} groups are in play in slices; finish them first")
-        self.engine.expect(set(prompts))
-        in_play = self._new_play(overrides, {} if seconds is None else seconds, is_ordered=self.engine.is_reproducible)
-        in_play.add(prompts, group_size, deadline_s=self.config.sample_timeout_s * PLAY_SHARE, **marks)
-        ended = {group.group_id: group for group in in_play.to_the_end()}
+        in_play = self._new_play(overrides, seconds, is_ordered=self.engine.is_reproducible)
+        self._begin(in_play, prompts, group_size, **marks)
+        try:
+            ended = {group.group_id: group for group in in_play.advance()}
+        finally:
+            in_play.close()
         played = [ended[group_id] for group_id in prompts]
         self._end_episodes([episode for group in played for episode in group.episodes], settles)
         return played
@@ -312,11 +399,9 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         return self.engine.fingerprint()
 
     def sleep(self) -> None:
-        """Free the engine's memory for a learner on the same GPU (`colocate`)."""
         self.engine.sleep()
 
     def wake_up(self) -> None:
-        """Undo `sleep`."""
         self.engine.wake()
 
     # --- RLlib's EnvRunner interface -------------------------------------------------------------
@@ -334,7 +419,6 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         return token_spaces(1 if self._fault else len(self.tokenizer))
 
     def get_metrics(self) -> Any:
-        """Return and reset the metrics logged on this runner since the last call."""
         return self.metrics.reduce()
 
     def get_state(self, components: Any = None, *, not_components: Any = None, **kwargs: Any) -> dict[str, Any]:
@@ -345,14 +429,12 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         """Do nothing: weights are set only through `load_weights` and `receive_weights`."""
 
     def get_ctor_args_and_kwargs(self) -> tuple[tuple[()], dict[str, Any]]:
-        """Return the constructor arguments of an equal runner."""
         return (), {"config": self.config, "worker_index": self.worker_index}
 
     def get_checkpointable_components(self) -> list[tuple[str, Any]]:
         return []
 
     def stop(self) -> None:
-        """Close environments and engine."""
         if self._fault is None:
             self.drop_play()
             self.calls.close()

@@ -158,7 +158,6 @@ def valid_of(episodes: Iterable[SingleAgentEpisode]) -> list[SingleAgentEpisode]
 
 
 def turns_of(episode: SingleAgentEpisode) -> list[str]:
-    """Return the policy's texts in order."""
     return [text for role, text in episode.custom_data["text"] if role == "policy"]
 
 

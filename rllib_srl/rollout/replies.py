@@ -55,7 +55,6 @@ class Constructed:
     abandon: Callable[[], None] | None = None
 
     def close(self) -> None:
-        """Close the environment, if it has a `close` method."""
         if hasattr(self.env, "close"):
             self.env.close()
 
@@ -224,7 +223,6 @@ def _tools(schemas: Any) -> str:
 
 @contextmanager
 def _named(attribute: str) -> Iterator[None]:
-    """Name the attribute of the environment in an error."""
     try:
         yield
     except BadReplyError as error:

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple, Protocol, Unpack
 import numpy as np
 
 from rllib_srl.batch.layout import balanced_shards
-from rllib_srl.common.remote_calls import ActorFailure, Failure, RunnerFailure
+from rllib_srl.common.remote_calls import Failure, RunnerFailure
 from rllib_srl.curriculum.curriculum import Batch
 from rllib_srl.replay.payloads import prompt_fields, prompt_of
-from rllib_srl.rollout.ahead import RolloutsAhead
+from rllib_srl.rollout.ahead import RolloutsAhead, not_played
 from rllib_srl.rollout.batches import PlayArguments, PlayOptions, RunnerBatch
 from rllib_srl.rollout.runner_group import RunnerGroup
 from rllib_srl.types import Prompt
@@ -33,11 +33,9 @@ MOST_LOST_ITERATIONS = 5  # consecutive iterations without a group, after which 
 class Notes(Protocol):
     """Takes counts and warnings, as `Report` does."""
 
-    def count(self, name: str, number: int) -> None:
-        """Add to a metric."""
+    def count(self, name: str, number: int) -> None: ...
 
-    def warn(self, line: str) -> None:
-        """Warn the user."""
+    def warn(self, line: str) -> None: ...
 
 
 class RolloutSettings(NamedTuple):
@@ -143,16 +141,12 @@ class Rollouts:
                     yield answer
             if not lost:
                 return
-            pending = {group_id: prompt for runner_id in lost for group_id, prompt in parts[runner_id].items()}
-            if attempt == MAX_TRIES:
-                culprit = min(lost)
-                raise ActorFailure(
-                    f"{len(pending)} prompts could not be played in {MAX_TRIES} attempts: "
-                    f"runner {culprit} {lost[culprit].reason}"
-                )
-            self._notes.count("num_groups_played_again", len(pending))
-            self.restore(lost)
             parts = {i: parts[i] for i in lost}
+            num = sum(map(len, parts.values()))
+            if attempt == MAX_TRIES:
+                raise not_played(num, MAX_TRIES, min(lost), lost[min(lost)])
+            self._notes.count("num_groups_played_again", num)
+            self.restore(lost)
 
     def play_training(
         self, prompts: Sequence[Prompt], iteration: int, num_revisits: int = 0, stream: str = "train"
@@ -225,7 +219,6 @@ class Rollouts:
             self.restore(self.runners.wake_up(self.runners.ids, timeout_s))
 
     def get_state(self) -> dict[str, Any]:
-        """Return version, seed and the prompts in play, for a checkpoint."""
         in_play = [(prompt_fields(prompt), is_revisit) for prompt, is_revisit in self.in_play]
         return {"version": self.version, "seed": self.seed, "in_play": in_play}
 
@@ -241,7 +234,6 @@ class Rollouts:
         self._counted = 0, 0
 
     def close(self) -> None:
-        """Stop playing in the background."""
         if self.ahead is not None:
             self.ahead.close()
 
@@ -282,7 +274,6 @@ class LossWatch:
     """Counts consecutive iterations of which no group is left. Invariant: `num_lost` < `MOST_LOST_ITERATIONS`."""
 
     def __init__(self) -> None:
-        """Start with none."""
         self.num_lost = 0
 
     def check(self, batches: Sequence[RunnerBatch]) -> None:

@@ -60,7 +60,6 @@ class RunnerGroup:
     """
 
     def __init__(self, group: EnvRunnerGroup) -> None:
-        """Wrap RLlib's group."""
         self._group = group
         self.places: dict[int, Place] = {}  # by runner id
 
@@ -76,23 +75,26 @@ class RunnerGroup:
 
         A runner with another version of the policy has been restarted since.
         """
+        calls = {i: Call.of(LLMEnvRunner.play_groups, version, **own) for i, own in arguments.items()}
         if self.is_local:
-            here = {i: Call.of(LLMEnvRunner.play_groups, **own) for i, own in arguments.items()}
-            yield from self._each(here, timeout_s)
-            return
-        actors = self._actors()
-        calls = {i: Call.of_first(LLMEnvRunner.play_groups_apart, version, **own) for i, own in arguments.items()}
-        references = {i: call.submit_all(actors[i]) for i, call in calls.items()}
-        for i, answer in gather({i: batch for i, (batch, _) in references.items()}, timeout_s):
+            played = {i: call.run(self._group.local_env_runner) for i, call in calls.items()}
+            answers: Iterable[tuple[int, Any]] = [(i, batch) for i, (batch, _) in played.items()]
+            groups: dict[int, Any] = {i: own for i, (_, own) in played.items()}
+        else:
+            actors = self._actors()
+            references = {i: call.submit_all(actors[i]) for i, call in calls.items()}
+            answers = gather({i: batch for i, (batch, _) in references.items()}, timeout_s)
+            groups = {i: own for i, (_, own) in references.items()}
+        for i, answer in answers:
             if isinstance(answer, RunnerBatch) and arguments[i].get("as_groups", True):
-                answer = replace(answer, groups=listed(answer.groups, references[i][1]))
+                answer = replace(answer, groups=listed(answer.groups, groups[i]))
             yield i, answer or Failure("was restarted and does not have the current weights", is_silent=False)
 
     def start_slice(
         self, runner_id: int, version: int, slice_s: float, enough: int, begin: PlayArguments | None
     ) -> PendingSlice:
         """Start a slice on a remote runner; see `LLMEnvRunner.advance`. Played groups outlive their runner."""
-        call = Call.of_first(LLMEnvRunner.advance, version, slice_s, enough, begin)
+        call = Call.of(LLMEnvRunner.advance, version, slice_s, enough, begin)
         answer, groups = call.submit_all(self._actors()[runner_id])
         return PendingSlice(runner_id, answer, groups)
 
@@ -109,7 +111,7 @@ class RunnerGroup:
 
     def drop_play(self, ids: Iterable[int], timeout_s: float) -> dict[int, Failure]:
         """Drop the groups that are played in slices; return the failures."""
-        return _failures(self._same(ids, Call.of(LLMEnvRunner.drop_play), timeout_s))
+        return self._failures(ids, Call.of(LLMEnvRunner.drop_play), timeout_s)
 
     def start_loading(
         self, ids: Iterable[int], ref: Any, sequences: Sequence[Sequence[int]], timeout_s: float
@@ -122,28 +124,25 @@ class RunnerGroup:
         return {i: call.submit(actors[i]) for i in ids}
 
     def loaded(self, started: dict[int, Any], timeout_s: float) -> dict[int, Loaded | Failure]:
-        """Wait for runners that load weights."""
         return started if self.is_local else dict(gather(started, timeout_s))
 
     def load_noise(self, ids: Iterable[int], timeout_s: float) -> dict[int, tuple[Fingerprint, Fingerprint]]:
-        calls = dict.fromkeys(ids, Call.of(LLMEnvRunner.load_noise))
-        return self._all(calls, timeout_s, "testing weights (noise)")
+        return self._all(ids, Call.of(LLMEnvRunner.load_noise), timeout_s, "testing weights (noise)")
 
     def fingerprint(self, ids: Iterable[int], timeout_s: float) -> dict[int, Fingerprint]:
-        calls = dict.fromkeys(ids, Call.of(LLMEnvRunner.fingerprint))
-        return self._all(calls, timeout_s, "testing weights (fingerprint)")
+        return self._all(ids, Call.of(LLMEnvRunner.fingerprint), timeout_s, "testing weights (fingerprint)")
 
     def sleep(self, ids: Iterable[int], timeout_s: float) -> dict[int, Failure]:
         """Free the engines' memory for a learner on the same GPU; return the failures."""
-        return _failures(self._same(ids, Call.of(LLMEnvRunner.sleep), timeout_s))
+        return self._failures(ids, Call.of(LLMEnvRunner.sleep), timeout_s)
 
     def wake_up(self, ids: Iterable[int], timeout_s: float) -> dict[int, Failure]:
         """Undo `sleep`; return the failures."""
-        return _failures(self._same(ids, Call.of(LLMEnvRunner.wake_up), timeout_s))
+        return self._failures(ids, Call.of(LLMEnvRunner.wake_up), timeout_s)
 
     def check_started(self, timeout_s: float) -> None:
         """Wait until all runners have started; raise the exception of a constructor that failed."""
-        self.places = self._all(dict.fromkeys(self.ids, Call.of(LLMEnvRunner.check_started)), timeout_s, "starting")
+        self.places = self._all(self.ids, Call.of(LLMEnvRunner.check_started), timeout_s, "starting")
 
     def revive(self, runner_id: int, failure: Failure, timeout_s: float) -> None:
         """Wait until a failed runner has restarted, on any node; kill it first if it may still be running.
@@ -178,24 +177,20 @@ class RunnerGroup:
         """Return the handles of the remote runners, in order of their ids."""
         return [actor for _, actor in sorted(self._actors().items())]
 
-    def _each(self, calls: Mapping[int, Call[Result]], timeout_s: float) -> Iterator[tuple[int, Result | Failure]]:
-        """Run the calls on their runners; yield the result or a `Failure` of each as it arrives."""
+    def _answers(self, ids: Iterable[int], call: Call[Result], timeout_s: float) -> dict[int, Result | Failure]:
+        """Run a call on several runners; return the result or a `Failure` of each."""
         if self.is_local:
-            for runner_id, call in calls.items():
-                yield runner_id, call.run(self._group.local_env_runner)
-            return
+            return {i: call.run(self._group.local_env_runner) for i in ids}
         actors = self._actors()
-        yield from gather({i: call.submit(actors[i]) for i, call in calls.items()}, timeout_s)
+        return dict(gather({i: call.submit(actors[i]) for i in ids}, timeout_s))
 
-    def _same(self, ids: Iterable[int], call: Call[Result], timeout_s: float) -> dict[int, Result | Failure]:
-        """Run one call on several runners and return the result or a `Failure` of each."""
-        return dict(self._each(dict.fromkeys(ids, call), timeout_s))
+    def _failures(self, ids: Iterable[int], call: Call[Any], timeout_s: float) -> dict[int, Failure]:
+        return {i: one for i, one in self._answers(ids, call, timeout_s).items() if isinstance(one, Failure)}
 
-    def _all(self, calls: Mapping[int, Call[Result]], timeout_s: float, what: str) -> dict[int, Result]:
-        """Run the calls on their runners and return all results; `what` is the action that an error names."""
-        answers = dict(self._each(calls, timeout_s))
+    def _all(self, ids: Iterable[int], call: Call[Result], timeout_s: float, what: str) -> dict[int, Result]:
+        """Run a call on several runners and return all results; `what` is the action that an error names."""
         results: dict[int, Result] = {}
-        for runner_id, answer in answers.items():
+        for runner_id, answer in self._answers(ids, call, timeout_s).items():
             if isinstance(answer, Failure):
                 raise RunnerFailure(runner_id, answer, what)
             results[runner_id] = answer
@@ -272,7 +267,3 @@ def runners_started_in_time() -> Iterator[None]:
         yield
     finally:
         algorithm.EnvRunnerGroup = usual
-
-
-def _failures(answers: Mapping[int, Any]) -> dict[int, Failure]:
-    return {runner_id: answer for runner_id, answer in answers.items() if isinstance(answer, Failure)}

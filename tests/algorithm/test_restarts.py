@@ -8,32 +8,22 @@ import pytest
 
 from rllib_srl import SRL
 from rllib_srl.common.remote_calls import ActorFailure, Failure, RunnerFailure
-from rllib_srl.rollout.batches import RunnerBatch
 from rllib_srl.rollout.env_runner import LLMEnvRunner
 from rllib_srl.rollout.rollouts import MAX_TRIES, Rollouts, RolloutSettings
-from rllib_srl.types import GroupMeta
 from tests.replay.groups import a_group
 
 DIED = Failure("died (killed)", is_silent=False)
 
 
-class Played(LLMEnvRunner):
-    """Has played one group, whatever it is asked."""
+class Restarted(LLMEnvRunner):
+    """Has the weights of its files."""
 
-    def __init__(self, version):
-        self.engine = SimpleNamespace(version=version)
-
-    def play_groups(self, as_groups=True):
-        group = a_group(1)
-        metas = [GroupMeta.of(group, group if as_groups else None)]
-        return RunnerBatch(self.engine.version, metas, 0, {}, 4, [], [])
+    def __init__(self):
+        self.engine = SimpleNamespace(version=0)
 
 
 def test_a_runner_plays_only_with_the_weights_it_is_asked_to():
-    batch, groups = Played(3).play_groups_apart(3)
-    assert batch.version == 3 and [meta.ref for meta in batch.groups] == [None]
-    assert [group.group_id for group in groups] == [meta.group_id for meta in batch.groups]
-    assert Played(0).play_groups_apart(3) == (None, [])  # restarted: it has the weights of its files
+    assert Restarted().play_groups(3, {"1.0": a_group(1).prompt}, 2, seed=1) == (None, [])
 
 
 class Fakes:

@@ -81,7 +81,7 @@ def test_a_broken_process_is_a_failure_and_must_be_killed(ray_here):
 @pytest.mark.slow
 def test_two_return_values_are_two_references(ray_here):
     actor = ray.remote(Doubling).options(num_cpus=0).remote()
-    first, second = Call.of_first(Counter.split, 3).submit_all(actor)
+    first, second = Call.of(Counter.split, 3).submit_all(actor)
     assert dict(remote_calls.gather({5: first}, 60)) == {5: 3} and ray.get(second, timeout=60) == "second"
     assert dict(remote_calls.gather({5: Call.of(Counter.add, 3).submit(actor)}, 60)) == {5: 6}
     ray.kill(actor)
@@ -99,7 +99,7 @@ def batch(group) -> RunnerBatch:
 def test_played_groups_are_references_into_the_second_value(arrived):
     group = a_group(1)
     played, restarted = Remote([batch(group), "groups"]), Remote([None, "none"])
-    runners = runners_of(SimpleNamespace(play_groups_apart=played), SimpleNamespace(play_groups_apart=restarted))
+    runners = runners_of(SimpleNamespace(play_groups=played), SimpleNamespace(play_groups=restarted))
     arguments = {i: {"prompts": {"1.0": group.prompt}, "group_size": 2, "seed": i} for i in (1, 2)}
     answers = dict(runners.play_groups(arguments, 4, 7.0))
     assert [meta.ref for meta in answers[1].groups] == [ListedRef("groups", 0)]

@@ -6,7 +6,7 @@ import pytest
 
 from rllib_srl.engine.protocol import Sampling
 from rllib_srl.rollout import EnvCalls, Limits, RawTranscript
-from rllib_srl.rollout.groups_in_play import GroupsInPlay
+from rllib_srl.rollout.env_runner import GroupsInPlay
 from rllib_srl.rollout.player import Player
 from rllib_srl.types import Prompt, StopReason
 from tests.rollout.fakes import FakeEnv, ScriptedEngine
