@@ -96,7 +96,6 @@ class SettingFaults(ValueError):
     """Values outside their ranges. Invariant: `lines` is name -> "name = value; expected ..."."""
 
     def __init__(self, lines: Mapping[str, str]) -> None:
-        """Join the lines."""
         super().__init__("\n  ".join(["invalid settings:", *lines.values()]))
         self.lines = lines
 
@@ -154,11 +153,7 @@ class Settings(BaseModel):
         return clashes(unread(type(self), self, self), self)
 
     def checked(self: Part) -> Part:
-        """Return these settings.
-
-        Raises:
-            ValueError: settings are invalid; the message lists all errors.
-        """
+        """Return these settings; a ValueError lists all errors."""
         if faults := self.faults(vars(self)):
             raise ValueError(f"{type(self).__name__} is invalid:\n  " + "\n  ".join(faults))
         return self

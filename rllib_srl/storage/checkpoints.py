@@ -100,7 +100,6 @@ def checkpoints_in(directory: Path) -> list[Path]:
 
 
 def place_for(directory: Path, iteration: int) -> Path:
-    """Return the path of an iteration's checkpoint."""
     return directory / f"{PREFIX}{iteration:06d}"
 
 

@@ -58,7 +58,6 @@ class Database:
                 raise
 
     def close(self) -> None:
-        """Close the file."""
         self._db.close()
 
     def __enter__(self) -> Self:
@@ -92,11 +91,7 @@ class Database:
 
     @classmethod
     def meta_of(cls, db: sqlite3.Connection, path: Path) -> dict[str, str]:
-        """Return the meta table of a database.
-
-        Raises:
-            RuntimeError: of the class's kind: it was written by another version.
-        """
+        """Return the meta table of a database; an error of the class says that another version wrote it."""
         meta = dict(db.execute("SELECT name, value FROM meta").fetchall())
         if meta.get("schema") != str(cls.schema):
             reason = "was written by another version of this program, which is not supported"

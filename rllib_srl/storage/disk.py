@@ -73,11 +73,7 @@ def writing(path: str | Path) -> Iterator[None]:
 
 
 def append(path: Path, data: str | bytes) -> None:
-    """Append all of `data` to a file, or nothing.
-
-    Raises:
-        DiskFull: the disk is full; the file is unchanged.
-    """
+    """Append all of `data` to a file, or nothing; DiskFull: the disk is full; the file is unchanged."""
     with writing(path), path.open("ab", buffering=0) as stream:
         before = stream.tell()
         rest = memoryview(data.encode() if isinstance(data, str) else data)

@@ -36,11 +36,9 @@ class EventFile:
         self._add(file_version="brain.Event:2")
 
     def add_scalar(self, name: str, value: float, step: int) -> None:
-        """Add a number."""
         self._add(step=step, summary=summary.scalar(name, value))
 
     def add_text(self, name: str, text: str, step: int) -> None:
-        """Add a text in Markdown."""
         self._add(step=step, summary=summary.text(name, text))
 
     def hide_from(self, step: int) -> None:
@@ -48,11 +46,7 @@ class EventFile:
         self._add(step=step, session_log=SessionLog(status=SessionLog.START))
 
     def flush(self) -> None:
-        """Append what was added. On failure it is lost.
-
-        Raises:
-            DiskFull: the disk is full.
-        """
+        """Append what was added; DiskFull: the disk is full, and it is lost."""
         records, self._records = self._records, []
         if records:
             append(self._path, b"".join(records))
