@@ -1,9 +1,9 @@
 """Rollouts ahead of training: the runners play on while the learners update (`max_lag`).
 
     ahead.launch(runner, arguments)    new groups; the runner begins with them in its next slice
-    ahead.take(P, restore)             waits for P groups; of more those that were launched first
+    ahead.take(P)                      waits for P groups; of more those that were launched first
     with ahead.at_rest(): sync         no slice is being played: weights may be loaded
-    ahead.finish(restore)              plays all groups to their end, for evaluation on the same engines
+    ahead.finish()                     plays all groups to their end, for evaluation on the same engines
 
 One thread keeps a slice of `slice_s` seconds going on each runner. The runners keep unfinished groups from one slice to
 the next, so a turn may span several versions of the weights. The groups of a lost runner are played again from their
@@ -55,13 +55,17 @@ class RolloutsAhead:
     Invariant: a launched group is in `outstanding` until `take` returns its batch, even if its runner is lost.
     """
 
-    def __init__(self, runners: RunnerGroup, *, slice_s: float, timeout_s: float, max_tries: int) -> None:
+    def __init__(
+        self, runners: RunnerGroup, restore: Restore, *, slice_s: float, timeout_s: float, max_tries: int
+    ) -> None:
         """Start the thread; nothing is played yet, and the weights are of version 0.
 
-        `timeout_s` is the longest time without an answer, and for the groups of one `take`.
+        `restore` restarts lost runners with the weights of `version` and calls `restarted`, or raises. `timeout_s` is
+        the longest time without an answer, and for the groups of one `take`.
         """
         self.version = 0  # version of the weights; changed by the main thread while the runners are at rest
-        self._runners, self._slice_s, self._timeout_s, self._max_tries = runners, slice_s, timeout_s, max_tries
+        self._runners, self._restore = runners, restore
+        self._slice_s, self._timeout_s, self._max_tries = slice_s, timeout_s, max_tries
         self._changed = threading.Condition()
         self._groups: dict[str, Launched] = {}  # by id, in the order of their launch
         self._in_slice: dict[int, tuple[PendingSlice, float]] = {}  # and the time from which it counts as lost
@@ -93,13 +97,11 @@ class RolloutsAhead:
                 self._groups[group_id] = Launched(group_id, prompt, runner_id, arguments)
             self._changed.notify_all()
 
-    def take(self, num: int, restore: Restore) -> list[RunnerBatch]:
+    def take(self, num: int) -> list[RunnerBatch]:
         """Wait until `num` groups have ended, all if fewer are outstanding; return a batch for each of them.
 
         If more have ended, those launched first are returned. The first batch has the seconds in the engine
         and of waiting for environments since the last call, from the runner with the most.
-
-        `restore` restarts lost runners with the weights of `version` and calls `restarted`, or raises.
 
         Raises:
             ActorFailure: the same group was lost `max_tries` times, or the groups did not end in time.
@@ -109,7 +111,7 @@ class RolloutsAhead:
         with self._changed:
             self._wanted = num
         try:
-            self._wait(lambda: len(self._ended()) >= num, f"{num} groups did not end", restore)
+            self._wait(lambda: len(self._ended()) >= num, f"{num} groups did not end")
         finally:
             with self._changed:
                 self._wanted = 0
@@ -125,9 +127,9 @@ class RolloutsAhead:
                     batches[0] = replace(batches[0], seconds={**batches[0].seconds, name: most})
             return batches
 
-    def finish(self, restore: Restore) -> None:
+    def finish(self) -> None:
         """Wait until all outstanding groups have ended; `take` returns them later. See `take`."""
-        self._wait(lambda: len(self._ended()) == len(self._groups), "groups did not end", restore)
+        self._wait(lambda: len(self._ended()) == len(self._groups), "groups did not end")
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:
@@ -165,7 +167,7 @@ class RolloutsAhead:
             self._changed.notify_all()
         self._thread.join(self._slice_s + JOIN_S)
 
-    def _wait(self, is_done: Callable[[], bool], what: str, restore: Restore) -> None:
+    def _wait(self, is_done: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + self._timeout_s
         while True:
             with self._changed:
@@ -180,7 +182,7 @@ class RolloutsAhead:
                 lost = dict(self._lost)
             if not lost:
                 raise ActorFailure(f"{what} within {self._timeout_s:g} s")
-            restore(lost)
+            self._restore(lost)
 
     def restarted(self, runners: Mapping[int, Failure]) -> int:
         """Play the groups of lost runners again, each on the same runner; return their number.

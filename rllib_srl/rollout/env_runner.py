@@ -361,14 +361,12 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             deadline_s = self.config.sample_timeout_s * SETTLE_SHARE
             settle(episodes, envs=self.envs, calls=self.calls, deadline_s=deadline_s)
         for episode in episodes:
-            self._callback("on_episode_end", episode=episode)
+            self._callback("on_episode_end", episode=episode, env=None, rl_module=None, env_index=0)
         self._callback("on_sample_end", samples=episodes)
         self.metrics.log_value(NUM_EPISODES, len(episodes), reduce="sum")
 
     def _callback(self, name: str, **kwargs: Any) -> None:
-        shared = {"env_runner": self, "metrics_logger": self.metrics, "env": None, "rl_module": None, "env_index": 0}
-        if name == "on_sample_end":
-            shared = {"env_runner": self, "metrics_logger": self.metrics}
+        shared = {"env_runner": self, "metrics_logger": self.metrics}
         make_callback(name, self._callbacks, getattr(self.config, f"callbacks_{name}"), kwargs={**shared, **kwargs})
 
     # --- weights ------------------------------------------------------------------------------

@@ -186,7 +186,7 @@ class Player:
 
     def close(self) -> None:
         """Drop all episodes without ending them: their requests, and the environments with a running call."""
-        for live in [*(self._stop_writing(list(self.writing)) if self.writing else []), *self.ready]:
+        for live in [*self._stop_writing(list(self.writing)), *self.ready]:
             self._give_back(live)
         self.ready.clear()
         self.waiting.clear()
@@ -445,6 +445,8 @@ class Player:
 
     def _stop_writing(self, request_ids: Sequence[str]) -> list[LiveEpisode]:
         """Abort requests of the engine; return their episodes."""
+        if not request_ids:
+            return []
         stopped = [self.writing.pop(request_id) for request_id in request_ids]
         try:
             self.engine.abort(request_ids)
@@ -465,8 +467,7 @@ class Player:
         now = time.monotonic()
         overdue = [live for live in self.live if live.deadline <= now]
         requests = [request_id for request_id, live in self.writing.items() if live.deadline <= now]
-        stopped = set(self._stop_writing(requests) if requests else [])
-        stopped |= {live for live in self.ready if live.deadline <= now}
+        stopped = {*self._stop_writing(requests), *(live for live in self.ready if live.deadline <= now)}
         self.ready = [live for live in self.ready if live not in stopped]
         self._abandon([live for live in overdue if live not in stopped])
         unstarted = [live for live in self.waiting if live.deadline <= now]

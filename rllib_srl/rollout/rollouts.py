@@ -75,7 +75,7 @@ class Rollouts:
         self.ahead: RolloutsAhead | None = None
         if settings.max_lag:
             times = {"slice_s": settings.slice_s, "timeout_s": settings.play_timeout_s}
-            self.ahead = RolloutsAhead(runners, **times, max_tries=MAX_TRIES)
+            self.ahead = RolloutsAhead(runners, self.restore, **times, max_tries=MAX_TRIES)
 
     @property
     def in_play(self) -> list[tuple[Prompt, bool]]:
@@ -126,7 +126,7 @@ class Rollouts:
             ActorFailure: the same prompts failed `MAX_TRIES` times, or a runner did not come back.
         """
         if self.ahead is not None:
-            self.ahead.finish(self.restore)
+            self.ahead.finish()
         pending = _named(prompts, iteration, first_slot)
         revisits = frozenset(list(pending)[:num_revisits])
         parts = _deal(pending, self.runners.ids)
@@ -172,7 +172,7 @@ class Rollouts:
         for runner_id, part in parts.items():
             seed = self._seed(stream, iteration, runner_id)
             self.ahead.launch(runner_id, self._arguments(part, seed, revisits, {}))
-        return self.ahead.take(self._settings.num_prompts_per_batch, self.restore)
+        return self.ahead.take(self._settings.num_prompts_per_batch)
 
     def restore(self, lost: Mapping[int, Failure]) -> None:
         """Restart runners and send them the current weights; a runner that dies meanwhile is restarted again.

@@ -66,7 +66,7 @@ class RunnerGroup:
     @property
     def ids(self) -> list[int]:
         """Return the ids of all runners; 0 is the local one."""
-        return [0] if self.is_local else list(self._actors())
+        return [0] if self.is_local else list(self.actors)
 
     def play_groups(
         self, arguments: Mapping[int, PlayArguments], version: int, timeout_s: float
@@ -81,8 +81,7 @@ class RunnerGroup:
             answers: Iterable[tuple[int, Any]] = [(i, batch) for i, (batch, _) in played.items()]
             groups: dict[int, Any] = {i: own for i, (_, own) in played.items()}
         else:
-            actors = self._actors()
-            references = {i: call.submit_all(actors[i]) for i, call in calls.items()}
+            references = {i: call.submit_all(self.actors[i]) for i, call in calls.items()}
             answers = gather({i: batch for i, (batch, _) in references.items()}, timeout_s)
             groups = {i: own for i, (_, own) in references.items()}
         for i, answer in answers:
@@ -95,7 +94,7 @@ class RunnerGroup:
     ) -> PendingSlice:
         """Start a slice on a remote runner; see `LLMEnvRunner.advance`. Played groups outlive their runner."""
         call = Call.of(LLMEnvRunner.advance, version, slice_s, enough, begin)
-        answer, groups = call.submit_all(self._actors()[runner_id])
+        answer, groups = call.submit_all(self.actors[runner_id])
         return PendingSlice(runner_id, answer, groups)
 
     def slice_of(self, pending: PendingSlice, timeout_s: float) -> Slice | Failure:
@@ -120,8 +119,7 @@ class RunnerGroup:
         call = Call.of(LLMEnvRunner.load_weights, ref, sequences, timeout_s)
         if self.is_local:  # no other process: it loads now
             return {i: call.run(self._group.local_env_runner) for i in ids}
-        actors = self._actors()
-        return {i: call.submit(actors[i]) for i in ids}
+        return {i: call.submit(self.actors[i]) for i in ids}
 
     def loaded(self, started: dict[int, Any], timeout_s: float) -> dict[int, Loaded | Failure]:
         return started if self.is_local else dict(gather(started, timeout_s))
@@ -150,7 +148,7 @@ class RunnerGroup:
         Raises:
             ActorFailure: it did not restart in time, or its constructor failed.
         """
-        actor = self._actors()[runner_id]
+        actor = self.actors[runner_id]
         manager = self._group._worker_manager
         manager.set_actor_state(runner_id, healthy=False)
         if failure.is_silent:
@@ -173,16 +171,11 @@ class RunnerGroup:
                 return
         raise ActorFailure(f"runner {runner_id} {failure.reason}, and did not come back within {timeout_s:g} s")
 
-    def actors(self) -> list[Any]:
-        """Return the handles of the remote runners, in order of their ids."""
-        return [actor for _, actor in sorted(self._actors().items())]
-
     def _answers(self, ids: Iterable[int], call: Call[Result], timeout_s: float) -> dict[int, Result | Failure]:
         """Run a call on several runners; return the result or a `Failure` of each."""
         if self.is_local:
             return {i: call.run(self._group.local_env_runner) for i in ids}
-        actors = self._actors()
-        return dict(gather({i: call.submit(actors[i]) for i in ids}, timeout_s))
+        return dict(gather({i: call.submit(self.actors[i]) for i in ids}, timeout_s))
 
     def _failures(self, ids: Iterable[int], call: Call[Any], timeout_s: float) -> dict[int, Failure]:
         return {i: one for i, one in self._answers(ids, call, timeout_s).items() if isinstance(one, Failure)}
@@ -201,7 +194,9 @@ class RunnerGroup:
         """Return whether the only runner is in this process."""
         return self._group.local_env_runner is not None
 
-    def _actors(self) -> dict[int, Any]:
+    @property
+    def actors(self) -> dict[int, Any]:
+        """Return the handles of the remote runners by id."""
         return dict(self._group._worker_manager.actors())
 
 

@@ -202,7 +202,7 @@ class StudyTrial(SRL):
 
         if torch.cuda.is_available() and torch.cuda.max_memory_reserved():
             return int(torch.cuda.max_memory_reserved())
-        asked = [actor.__ray_call__.remote(_resident_bytes) for actor in self.runners.actors()]
+        asked = [actor.__ray_call__.remote(_resident_bytes) for actor in self.runners.actors.values()]
         of_runners: list[int] = ray.get(asked, timeout=self.config.sync_timeout_s) if asked else []
         return _resident_bytes() + sum(of_runners)
 

@@ -84,15 +84,16 @@ def test_every_group_is_delivered_once_and_lags_by_the_updates_since_it_began(se
     runners, delivered, restarts = Runners(rng, num_runners, death), Counter(), Counter()
     launched: dict[str, int] = {}  # group -> version
     original, ahead_module.ray = ahead_module.ray, SimpleNamespace(wait=runners.wait)
-    ahead = RolloutsAhead(runners, slice_s=0.002, timeout_s=30.0, max_tries=10**6)
 
     def restore(lost):
         restarts.update(list(lost))
         ahead.restarted(lost)
 
+    ahead = RolloutsAhead(runners, restore, slice_s=0.002, timeout_s=30.0, max_tries=10**6)
+
     def take(num):
         in_order = [one.group_id for one in ahead.outstanding]
-        batches = ahead.take(num, restore)
+        batches = ahead.take(num)
         names = [next(iter(batch.stop_reasons)) for batch in batches]
         assert len(names) == min(num, len(in_order)) and names == sorted(names, key=in_order.index)
         delivered.update(names)
@@ -107,7 +108,7 @@ def test_every_group_is_delivered_once_and_lags_by_the_updates_since_it_began(se
             launch(ahead, names, rng)
             take(num)
             if rng.random() < 0.2:
-                ahead.finish(restore)
+                ahead.finish()
             with ahead.at_rest():
                 assert runners.num_in_slice == 0
                 time.sleep(rng.uniform(0, 0.002))
