@@ -149,9 +149,8 @@ def augmented(algorithm: Algorithm, prompts: Sequence[Prompt], now: int) -> list
     """
     together = list(prompts)
     for callback in hooks(algorithm):
-        more = callback.augment_batch(
-            algorithm=algorithm, prompts=tuple(together), now=now, metrics_logger=algorithm.metrics
-        )
+        shared = {"algorithm": algorithm, "now": now, "metrics_logger": algorithm.metrics}
+        more = callback.augment_batch(prompts=tuple(together), **shared)
         if not isinstance(more, list | tuple) or not all(isinstance(one, Prompt) for one in more):
             name = type(callback).__name__
             raise TypeError(f"{name}.augment_batch returned {more!r:.200}; expected a list of Prompt, () for none")

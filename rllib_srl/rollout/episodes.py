@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -219,18 +220,14 @@ def answers_of(episodes: Iterable[SingleAgentEpisode]) -> tuple[str, ...]:
 
 def flatten(episode: SingleAgentEpisode) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return an episode's token ids (int32), loss mask (bool) and behaviour log-probs (float32, 0 off the mask)."""
-    observations, actions = episode.get_observations(), episode.get_actions()
-    logps = episode.get_extra_model_outputs("action_logp") if actions else []
-    ids, mask, logp = [observations[0]], [np.zeros(len(observations[0]), bool)], [_zeros(observations[0])]
-    for action, action_logp, observation in zip(actions, logps, observations[1:], strict=True):
-        ids += [action, observation]
-        mask += [np.ones(len(action), bool), np.zeros(len(observation), bool)]
-        logp += [action_logp, _zeros(observation)]
-    return np.concatenate(ids), np.concatenate(mask), np.concatenate(logp)
-
-
-def _zeros(ids: np.ndarray) -> np.ndarray:
-    return np.zeros(len(ids), np.float32)
+    first, *observations = episode.get_observations()
+    actions = episode.get_actions()
+    parts = [first, *chain.from_iterable(zip(actions, observations, strict=True))]  # every second one is an action
+    mask_T = np.repeat(np.arange(len(parts)) % 2 == 1, [len(part) for part in parts])
+    logp_T = np.zeros(len(mask_T), np.float32)
+    if actions:
+        logp_T[mask_T] = np.concatenate(episode.get_extra_model_outputs("action_logp"))
+    return np.concatenate(parts), mask_T, logp_T
 
 
 def transcript_of(episode: SingleAgentEpisode) -> dict[str, Any]:

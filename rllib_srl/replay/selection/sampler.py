@@ -44,7 +44,7 @@ class Draws:
         """Return the slots of `num` items to revisit, none of `without`; fewer only if fewer may be played."""
         pool_N = self.item_pool(now, max(num + len(without), MOST_CANDIDATES), generator)
         pool_N = pool_N[~np.isin(pool_N, np.array(without, pool_N.dtype))]
-        return self._drawn("items", pool_N, self.item_candidates(pool_N, now), num, generator)
+        return self._drawn("items", pool_N, now, num, generator)
 
     def groups(self, num: int, now: int, generator: np.random.Generator, must_vary: bool = True) -> np.ndarray:
         """Return the slots of `num` groups to reuse, fewer only if fewer may be reused.
@@ -52,13 +52,13 @@ class Draws:
         Groups whose rewards are all equal are left out if they `must_vary`.
         """
         pool_N = self.group_pool(now, max(num, MOST_CANDIDATES), generator, must_vary)
-        return self._drawn("groups", pool_N, self.group_candidates(pool_N, now), num, generator)
+        return self._drawn("groups", pool_N, now, num, generator)
 
     def evicted(self, num: int, now: int, generator: np.random.Generator) -> np.ndarray:
         """Return the slots of at most `num` items to evict; raise a ValueError if the rule returned none."""
         slots_N = self._tables.slots()
         pool_N = slots_N[generator.choice(len(slots_N), min(MOST_CANDIDATES, len(slots_N)), replace=False)]
-        evicted_N = self._drawn("eviction", pool_N, self.item_candidates(pool_N, now), num, generator)
+        evicted_N = self._drawn("eviction", pool_N, now, num, generator)
         if not len(evicted_N):
             raise ValueError(f"{self._rules['eviction'][0]} returned no item; expected at least one")
         return evicted_N
@@ -119,41 +119,20 @@ class Draws:
         is_in_N: np.ndarray = is_in_D[self._tables.items["domain"]]
         return is_in_N
 
-    def item_candidates(self, slots_N: np.ndarray, now: int) -> Candidates:
-        """Build the candidates of items; their histories are discounted up to the newest visit of any of them."""
-        rows_N, settings = rows_at(self._tables.items, slots_N), self._settings
-        newest = float(rows_N["version"].max(initial=0))
-        rho_N = discount(settings.history_half_life, newest - rows_N["version"])
-        return Candidates(
-            len(slots_N),
-            diversity_coeff=settings.diversity_coeff,
-            **self._columns(rows_N, rows_N, now),
-            pass_rate=rows_N["pass_rate"],
-            abs_advantage=np.sqrt(rows_N["variance"], dtype=np.float64),
-            age=now - rows_N["created"],
-            elapsed=now - rows_N["last_review"],
-            overdue=(now - rows_N["due"]) / np.maximum(1.0, rows_N["due"] - rows_N["last_review"]),
-            num_zero_variance=rows_N["num_silent"],
-            history_sum=rho_N * rows_N["history_sum"],
-            history_count=rho_N * rows_N["history_count"],
-        )
+    def _drawn(self, kind: str, pool_N: np.ndarray, now: int, num: int, generator: np.random.Generator) -> np.ndarray:
+        title, rule = self._rules[kind]
+        candidates = self._candidates(pool_N, now, are_groups=kind == "groups")
+        slots_N: np.ndarray = pool_N[apply(title, rule, candidates, max(0, num), generator)]
+        return slots_N
 
-    def group_candidates(self, groups_N: np.ndarray, now: int) -> Candidates:
-        rows_N = rows_at(self._tables.groups, groups_N)
-        return Candidates(
-            len(groups_N),
-            are_groups=True,
-            diversity_coeff=self._settings.diversity_coeff,
-            **self._columns(rows_N, rows_at(self._tables.items, rows_N["slot"]), now),
-            pass_rate=rows_N["num_success"] / np.maximum(1, rows_N["size"]),
-            abs_advantage=rows_N["abs_advantage"],
-            age=now - rows_N["born"],
-            elapsed=now - rows_N["born"],
-            uses=rows_N["uses"],
-        )
+    def _candidates(self, slots_N: np.ndarray, now: int, are_groups: bool) -> Candidates:
+        """Build candidates, with the columns of recall only if something reads them.
 
-    def _columns(self, rows_N: np.ndarray, items_N: np.ndarray, now: int) -> dict[str, Any]:
-        """Return the columns that items and groups share, those of recall only if something reads them."""
+        The histories of items are discounted up to the newest visit of any of them.
+        """
+        settings, items = self._settings, self._tables.items
+        rows_N = rows_at(self._tables.groups if are_groups else items, slots_N)
+        items_N = rows_at(items, rows_N["slot"]) if are_groups else rows_N
         columns: dict[str, Any] = {name: rows_N[name] for name in ("reward", "variance", "nll")}
         columns |= {name: items_N[name] for name in ("domain", "diversity", "visits")}
         columns["seq"] = rows_N["seq"].astype(np.int64)
@@ -161,14 +140,18 @@ class Draws:
             alpha_N, beta_N = items_N["alpha"].astype(np.float64), items_N["beta"].astype(np.float64)
             columns["retrievability"] = self._recall.recall_of(items_N, now)
             columns["posterior_mean"] = alpha_N / (alpha_N + beta_N)
-        return columns
-
-    def _drawn(
-        self, kind: str, pool_N: np.ndarray, candidates: Candidates, num: int, generator: np.random.Generator
-    ) -> np.ndarray:
-        title, rule = self._rules[kind]
-        slots_N: np.ndarray = pool_N[apply(title, rule, candidates, max(0, num), generator)]
-        return slots_N
+        if are_groups:
+            columns |= {"abs_advantage": rows_N["abs_advantage"], "uses": rows_N["uses"]}
+            columns["pass_rate"] = rows_N["num_success"] / np.maximum(1, rows_N["size"])
+            columns["age"] = columns["elapsed"] = now - rows_N["born"]
+        else:
+            rho_N = discount(settings.history_half_life, float(rows_N["version"].max(initial=0)) - rows_N["version"])
+            columns |= {name: rho_N * rows_N[name] for name in ("history_sum", "history_count")}
+            columns |= {"pass_rate": rows_N["pass_rate"], "num_zero_variance": rows_N["num_silent"]}
+            columns["abs_advantage"] = np.sqrt(rows_N["variance"], dtype=np.float64)
+            columns |= {"age": now - rows_N["created"], "elapsed": now - rows_N["last_review"]}
+            columns["overdue"] = (now - rows_N["due"]) / np.maximum(1.0, rows_N["due"] - rows_N["last_review"])
+        return Candidates(len(slots_N), are_groups, settings.diversity_coeff, **columns)
 
 
 def sample(num: int, generator: np.random.Generator, *keys_N: np.ndarray) -> np.ndarray:
