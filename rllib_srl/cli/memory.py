@@ -158,7 +158,7 @@ def lateness(late: float) -> str:
 
 def group_lines(memory: Reading, row: np.void, decode: Decode | None) -> Iterator[str]:
     """Yield the lines of a stored group by its row: its numbers, then each episode."""
-    group = memory.group(int(row["seq"]))
+    group = memory.store.group(int(row["seq"]))
     rewards = " ".join(f"{reward:g}" for reward in group.rewards_G)
     age, uses = counted(memory.now - row["born"], "iteration"), counted(row["uses"], "time")
     yield (

@@ -49,7 +49,7 @@ class StoredAnswers:
     def newest_first(self) -> Iterator[Answer]:
         """Yield all answers of the run, those of the newest iteration first, each decoded when it is asked for."""
         for seq in self._seqs():
-            group = self._reading.group(seq)
+            group = self._reading.store.group(seq)
             yield from (self._answer(group, g) for g in range(group.size))
 
     def find(self, answer_id: str) -> Answer | None:
@@ -58,7 +58,7 @@ class StoredAnswers:
         born_N = self._rows["born"].tolist()
         born_of = dict(zip(self._rows["seq"].tolist(), map(str, born_N), strict=True))
         for seq in sorted(self._seqs(), key=lambda seq: born_of[seq] != born):
-            group = self._reading.group(seq)
+            group = self._reading.store.group(seq)
             if group.group_id == group_id and episode.isdecimal() and int(episode) < group.size:
                 return self._answer(group, int(episode))
         return None

@@ -31,7 +31,7 @@ from rllib_srl.replay.history import DomainStatistics, history_of
 from rllib_srl.replay.intake import ON_GROUP, Intake, Visit, parts_of
 from rllib_srl.replay.items import rows_at
 from rllib_srl.replay.metrics import stats_of
-from rllib_srl.replay.payloads import decode, decode_target, prompt_fields, prompt_of
+from rllib_srl.replay.payloads import decode_target, prompt_fields, prompt_of
 from rllib_srl.replay.ratings import RatedAnswer, RatedGroup, RatedGroups, grade_of
 from rllib_srl.replay.schedule.recall import Recall
 from rllib_srl.replay.selection.sampler import Draws
@@ -243,7 +243,7 @@ class SRLReplayBuffer:
             rows = rows_at(self.tables.groups, slots)
             self.tables.update_groups(slots, uses=rows["uses"] + 1)
             seqs = rows["seq"].tolist()
-            groups = [self._stored_group(seq, "reuse") for seq in seqs]
+            groups = [self.store.group(seq, "reuse") for seq in seqs]
             pasts = [self._without(group, row, version) for group, row in zip(groups, rows, strict=True)]
             drawn.extend(map(_with_history, groups, pasts))
             self.counts["num_reuses"] += len(drawn)
@@ -251,16 +251,13 @@ class SRLReplayBuffer:
             return list(zip(seqs, pasts, strict=True))
 
         answer = self._once(request, work)
-        return drawn or [_with_history(self._stored_group(seq, "reuse"), past) for seq, past in answer]
+        return drawn or [_with_history(self.store.group(seq, "reuse"), past) for seq, past in answer]
 
     def _without(self, group: Group, row: np.void, version: int | None) -> History | None:
         if version is None:
             return None
         mean, item = self.domain_statistics.mean(group.prompt.domain), self.tables.items[row["slot"]]
         return history_of(item, version, self.settings.history_half_life, mean, group, row)
-
-    def _stored_group(self, seq: int, origin: str) -> Group:
-        return decode(self.store.payload(seq), str(seq), origin)
 
     def add_targets(self, targets: Sequence[Target], now: int, request: str = "", per_domain: int | None = None) -> int:
         """Store the targets of right answers; return how many have a stored group.
@@ -302,7 +299,7 @@ class SRLReplayBuffer:
         return [self._retained(seq, episode) for seq, episode in self._once(request, work)]
 
     def _retained(self, seq: int, episode: int) -> Group:
-        group = part_of(self._stored_group(seq, "retain"), [episode])
+        group = part_of(self.store.group(seq, "retain"), [episode])
         return replace(group, extra={**group.extra, TARGET: decode_target(self.store.target(seq, episode))})
 
     def rate_answers(

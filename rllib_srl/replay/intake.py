@@ -28,7 +28,7 @@ from rllib_srl.replay.diversity.embedders import Embedder
 from rllib_srl.replay.diversity.neighbours import diversity, measure
 from rllib_srl.replay.history import OF_GROUP, DomainStatistics, GroupFacts, after_visit, facts_of, history_of
 from rllib_srl.replay.items import Tables, key_of, rows_at
-from rllib_srl.replay.payloads import decode, encode
+from rllib_srl.replay.payloads import encode
 from rllib_srl.replay.ratings import RatedAnswer, RatedGroup, RatedGroups, corrected, rewards_of, with_ratings
 from rllib_srl.replay.schedule.recall import Recall
 from rllib_srl.replay.settings import ReplaySettings
@@ -151,10 +151,10 @@ class Intake:
             entry.slot, entry.visit.is_new = self._add_item(entry.group.prompt, now), True
 
     def _is_duplicate(self, entry: Entry, slot: int) -> bool:
-        numbers = entry.facts.num_tokens, np.float32(entry.facts.nll)
+        numbers, ids_N = (entry.facts.num_tokens, np.float32(entry.facts.nll)), entry.group.token_ids_N
         rows = [self.tables.groups[at] for at in self.tables.groups_of(slot)]
         same = [row for row in rows if (row["num_tokens"], row["nll"]) == numbers]  # few, whose payloads are read
-        return any(np.array_equal(self._group(int(row["seq"])).token_ids_N, entry.group.token_ids_N) for row in same)
+        return any(np.array_equal(self.store.group(int(row["seq"])).token_ids_N, ids_N) for row in same)
 
     def _grade(self, entries: Sequence[Entry], now: int) -> None:
         """Grade visits and write the changed fields of their items' rows."""
@@ -216,14 +216,11 @@ class Intake:
         self.counts["num_grown"] += num
         return num
 
-    def _group(self, seq: int) -> Group:
-        return decode(self.store.payload(seq), str(seq))
-
     def rate(self, slot: int, at: int, one: RatedGroup, rated: RatedGroups) -> list[RatedAnswer]:
         """Set the ratings of a stored group, and note them; return all of them if one is new or differs, else []."""
         tables, row = self.tables, self.tables.groups[at].copy()
         seq = int(row["seq"])
-        group = self._group(seq)
+        group = self.store.group(seq)
         seen = one.seen(group)
         rewards, earlier = rewards_of(seen), group.extra.get(PEOPLE, {}).get("rated", {})
         rated.note(one, rewards, earlier)

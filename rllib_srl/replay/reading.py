@@ -21,7 +21,6 @@ import numpy as np
 from rllib_srl.common.loading import CONTRIB
 from rllib_srl.replay.items import Tables, rows_at
 from rllib_srl.replay.metrics import stats_of
-from rllib_srl.replay.payloads import decode
 from rllib_srl.replay.ratings import RatedGroups
 from rllib_srl.replay.schedule.recall import Recall
 from rllib_srl.replay.schedule.spacing import SPACINGS
@@ -29,7 +28,6 @@ from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store import DATABASE, SNAPSHOT, Store, StoreError
 from rllib_srl.storage.checkpoints import MANIFEST, checkpoints_in, seal, verify_own
 from rllib_srl.storage.seal_key import make_key
-from rllib_srl.types import Group
 
 # In a run, in a checkpoint, and in the directory of a buffer or of a snapshot.
 PLACES = (f"replay/{DATABASE}", f"memory/{SNAPSHOT}", DATABASE, SNAPSHOT)
@@ -97,9 +95,6 @@ class Reading:
             raise ValueError(f"{name!r} is {len(found)} items: {listed}; expected more digits of a key")
         slot: int = found[0]
         return slot
-
-    def group(self, seq: int) -> Group:
-        return decode(self.store.payload(seq), str(seq))
 
 
 @contextmanager

@@ -32,9 +32,10 @@ from typing import Any
 import numpy as np
 
 from rllib_srl.replay.items import GROUP, ITEM, Tables
-from rllib_srl.replay.payloads import compact_json, prompt_fields, prompt_of
+from rllib_srl.replay.payloads import compact_json, decode, prompt_fields, prompt_of
 from rllib_srl.storage.database import TIMEOUT_S, Database, DatabaseError
 from rllib_srl.storage.disk import DiskFull
+from rllib_srl.types import Group
 
 DATABASE, EARLIER, SNAPSHOT = "memory.db", "memory.earlier.db", "snapshot.db"
 NUM_ANSWERS = 4096
@@ -170,6 +171,10 @@ class Store(Database):
     def payload(self, seq: int) -> bytes:
         """Return the bytes of a group; raise a `StoreError` if it is not stored."""
         return self._blob(f"group {seq}", "payloads WHERE seq = ?", int(seq))
+
+    def group(self, seq: int, origin: str | None = None) -> Group:
+        """Return a group, with another origin if one is given."""
+        return decode(self.payload(seq), str(seq), origin)
 
     def target(self, seq: int, episode: int) -> bytes:
         """Return the bytes of a target; raise a `StoreError` if it is not stored."""

@@ -142,7 +142,7 @@ def test_an_iteration_that_failed_is_tried_again_with_requests_of_its_own(config
     assert sorted(meta.group_id for meta in one.metas) == sorted(f"3.{slot}" for slot in range(8, 16))
     algo.memory.snapshot(tmp_path / "copy")
     with reading(tmp_path / "copy/snapshot.db") as memory:
-        names = [memory.group(seq).group_id for seq in content(memory.tables)["groups"]]
+        names = [memory.store.group(seq).group_id for seq in content(memory.tables)["groups"]]
     assert {f"3.{slot}" for slot in range(8)} & {*names} and len(names) == len({*names})
     (later,) = go(algo, 1)
     assert sorted(meta.group_id for meta in later.metas) == sorted(f"4.{slot}" for slot in range(8))

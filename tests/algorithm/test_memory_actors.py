@@ -53,8 +53,8 @@ def check_books(algo, iterations, directory: Path) -> None:
     check_memory(algo)
     with stored_of(algo, directory) as memory:
         rows = memory.tables.groups[memory.tables.group_slots()]
-        groups = {group.group_id: group for group in (memory.group(int(row["seq"])) for row in rows)}
-        uses = Counter({memory.group(int(row["seq"])).group_id: int(row["uses"]) for row in rows})
+        groups = {group.group_id: group for group in (memory.store.group(int(row["seq"])) for row in rows)}
+        uses = Counter({memory.store.group(int(row["seq"])).group_id: int(row["uses"]) for row in rows})
     visits = {name: visit for one in iterations for name, visit in one.visits.items()}
     played = {group.group_id: group for one in iterations for group in one.played}
     assert visits.keys() == played.keys() and groups.keys() == {name for name in played if not visits[name].refused}

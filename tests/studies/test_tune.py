@@ -59,7 +59,7 @@ def test_two_trials_run_at_the_same_time_and_keep_their_memories_apart(random_ll
         with reading(path) as memory:
             seqs = sorted(content(memory.tables)["groups"])
             assert len(memory.tables) == 10 and len(seqs) == replay["num_stored_groups"] > 8
-            payloads.append({memory.group(seq).token_ids_N.tobytes() for seq in seqs})
+            payloads.append({memory.store.group(seq).token_ids_N.tobytes() for seq in seqs})
     # Equal seeds and rates: the first iteration is the same, and each trial goes its own way after its update.
     assert 4 <= len(payloads[0] & payloads[1]) < 9
     written = {metrics["training_iteration"]: checkpoint for checkpoint, metrics in results[1].best_checkpoints}
