@@ -43,7 +43,7 @@ from rllib_srl.replay.client import ReplayClient
 from rllib_srl.rollout.rollouts import Rollouts
 from rllib_srl.storage import checkpoints
 from rllib_srl.storage.disk import writing
-from rllib_srl.storage.memory_directory import MEMORY
+from rllib_srl.storage.paths import MEMORY
 from rllib_srl.storage.seal_key import make_key
 from rllib_srl.storage.weight_file import WEIGHTS, read_weights
 from rllib_srl.weights.sync import WeightSync

@@ -19,7 +19,7 @@ from pydantic import Field, Strict
 from rllib_srl.common.setting_model import PRESET, Pair, Setting, Settings, by, setting, where
 from rllib_srl.losses.settings import LossSettings
 from rllib_srl.replay.settings import ReplaySettings
-from rllib_srl.storage.local_paths import local_path
+from rllib_srl.storage.paths import local_path
 
 logger = logging.getLogger(__name__)
 

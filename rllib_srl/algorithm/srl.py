@@ -58,8 +58,7 @@ from rllib_srl.replay.rllib import RLlibReplayBuffer
 from rllib_srl.rollout.batches import PlayOptions, RunnerBatch
 from rllib_srl.rollout.rollouts import LossWatch, Rollouts, RolloutSettings, group_order
 from rllib_srl.rollout.runner_group import StartedRunners, runners_started_in_time
-from rllib_srl.storage.local_paths import local_path
-from rllib_srl.storage.memory_directory import memory_directory
+from rllib_srl.storage.paths import local_path, memory_directory
 from rllib_srl.storage.seal_key import make_key
 from rllib_srl.types import GroupMeta, History, Prompt
 from rllib_srl.weights.sync import WeightSync

@@ -36,7 +36,7 @@ from rllib_srl.curriculum.curriculum import Plan
 from rllib_srl.learner.group.retention import Retention
 from rllib_srl.people.served_store import SERVED
 from rllib_srl.storage.checkpoints import checkpoints_in
-from rllib_srl.storage.memory_directory import MEMORY
+from rllib_srl.storage.paths import MEMORY
 from rllib_srl.types import Group, GroupMeta, History, Prompt, StopReason
 
 MAX_AGE = 8  # versions in which a rating trains

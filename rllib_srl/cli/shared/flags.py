@@ -30,7 +30,7 @@ from rllib_srl.cli.shared.settings import (
     shown,
 )
 from rllib_srl.common.foreign_names import in_place_of
-from rllib_srl.storage.local_paths import local_path
+from rllib_srl.storage.paths import local_path
 
 OF_TRAINING = ("--iterations", "--out", "--resume", "--export", "--verbose")
 LIBRARIES = "Ray, RLlib, vLLM and transformers"

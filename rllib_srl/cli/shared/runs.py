@@ -49,7 +49,7 @@ from rllib_srl.storage.checkpoints import (
     verify_sealed,
 )
 from rllib_srl.storage.disk import writing
-from rllib_srl.storage.memory_directory import MEMORY
+from rllib_srl.storage.paths import MEMORY
 
 SETTINGS_FILE = "settings.yaml"
 FIXED = ("env", "env_config", "envs", "model", "seed", "optimizer_name")  # settings a resumed run cannot change

@@ -1,7 +1,10 @@
-"""Where the memory of a run lies: in the run's directory, or on a local disk to which a link in it points.
+"""Where a run may write: on a mounted file system, which memories and checkpoints need; its memory, on a local disk.
 
     OUT/replay/memory.db                           without a local directory
     OUT/replay --> LOCAL/3f2a.../memory.db         with one: OUT may lie on a network file system
+
+`Path("s3://bucket/run")` is a relative folder named "s3:": files meant for a bucket would be written beside the script.
+Ray Tune's `storage_path` takes URIs and copies a trial's files there.
 
 SQLite's log needs the shared memory of one machine, which network file systems do not give. With a local directory only
 the checkpoints' snapshots go to OUT. A run that continues on the same machine finds its memory by the link. On another
@@ -10,10 +13,32 @@ machine the link leads nowhere: a new directory is made there, and the snapshot 
 
 from __future__ import annotations
 
+import re
 import uuid
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
+SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # two letters at least: "c:/" is a drive
 MEMORY = "replay"  # path within the directory of a run
+
+
+def local_path(text: str | Path) -> Path:
+    """Return the path that `text` names; "file:///data/run" names /data/run.
+
+    Raises:
+        ValueError: `text` is a URI other than that of a local file.
+    """
+    found = SCHEME.match(str(text))
+    if not found:
+        return Path(text)
+    if found[1].lower() == "file":
+        parts = urlsplit(str(text))
+        if parts.netloc in ("", "localhost") and parts.path:
+            return Path(unquote(parts.path))
+    raise ValueError(
+        f"{text} is a URI; expected a path on this machine, such as that of a mounted bucket (under Ray Tune, "
+        "storage_path takes URIs)"
+    )
 
 
 def memory_directory(run: Path, local: str | None) -> Path:
