@@ -143,8 +143,6 @@ class Conversations:
             self.num_rewritten += 1
         try:
             opened = self._continued(conversation, keys, ask) if conversation else self._new(same_tools, keys, ask)
-        except AskRefusedError:
-            raise
         except Exception as error:  # templates may raise anything to refuse a conversation
             raise AskRefusedError(UNSUPPORTED, " ".join(str(error).split())[:500]) from error
         prompt = opened.conversation.stream + opened.given

@@ -382,7 +382,8 @@ def settle(
                     calls.discard(instance)
                 continue
             for episode, reward in zip(group, settled.value, strict=True):
-                _pay(episode, reward)
+                if num := len(episode):
+                    episode.set_rewards(new_data=[0.0] * (num - 1) + [reward], at_indices=slice(0, num))
         calls.pool.put(instance)
 
 
@@ -411,12 +412,6 @@ def _answer(calls: EnvCalls, end: float, function: Callable[..., Any], *args: An
                 return finished
     calls.abandon([call_id])
     return FinishedCall(call_id, error="did not return before the runner's deadline", timed_out=True)
-
-
-def _pay(episode: SingleAgentEpisode, reward: float) -> None:
-    num_turns = len(episode)
-    if num_turns:
-        episode.set_rewards(new_data=[0.0] * (num_turns - 1) + [reward], at_indices=slice(0, num_turns))
 
 
 def _fail(episodes: Sequence[SingleAgentEpisode], call: FinishedCall) -> None:

@@ -251,10 +251,8 @@ class ChatTranscript(Transcript):
         """Return the number of control tokens of messages, given as JSON to be cached."""
         return self._controls.count(self._rendered(json.loads(messages), tools, template))
 
-    def _render(
-        self, questions: list[str], answer: str | None = None, *, role: str = "user", tools: str = "", system: str = ""
-    ) -> list[int]:
-        return self._rendered(_dialogue(questions, answer, role=role, system=system), tools)
+    def _render(self, questions: list[str], *, role: str = "user", tools: str = "", system: str = "") -> list[int]:
+        return self._rendered(_dialogue(questions, role=role, system=system), tools)
 
     def _rendered(
         self, messages: Sequence[Message], tools: str = "", template: str = "", *, is_open: bool = True
@@ -383,8 +381,8 @@ class ChatTranscript(Transcript):
         """
         remedy = "use `instruction`, which is part of the user's message"
         try:
-            shown = self._render([_QUESTION], system=_SYSTEM)
-            whole = both = [] if self._has_one_turn else self._render([_QUESTION] * 2, system=_SYSTEM)
+            numbers = (1,) if self._has_one_turn else (1, 2)
+            shown, *whole = (self._render([_QUESTION] * num, system=_SYSTEM) for num in numbers)
         except Exception as error:  # templates may raise anything to refuse a conversation
             raise self._refused(
                 f"rejects the role 'system' ({error}); expected a template that accepts it, for a system_prompt: "
@@ -395,9 +393,8 @@ class ChatTranscript(Transcript):
                 "omits messages of the role 'system'; expected a template that renders them, for a system_prompt: "
                 f"{remedy}"
             )
-        both = both and self._render([_QUESTION] * 2)
         size = len(shown) - len(self._opening)
-        if not self._has_one_turn and whole != shown[:size] + both[self._num_kept :]:
+        if whole and whole[0] != shown[:size] + self._render([_QUESTION] * 2)[self._num_kept :]:
             raise self._refused(f"changes earlier tokens after a system message; {_UNCHANGED}: {remedy}")
 
     def _check_tools(self, tools: str) -> None:
@@ -442,17 +439,12 @@ def _num_common(one: Sequence[int], other: Sequence[int]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
-def _dialogue(
-    questions: Sequence[str], answer: str | None = None, *, role: str = "user", system: str = ""
-) -> list[Message]:
+def _dialogue(questions: Sequence[str], *, role: str = "user", system: str = "") -> list[Message]:
     """Return the messages of a system prompt and questions; a dummy answer is between two questions."""
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     messages += [{"role": "user", "content": questions[0]}]
     for question in questions[1:]:
-        messages += [
-            {"role": "assistant", "content": answer or _ANSWERS[0]},
-            {"role": role, "content": question},
-        ]
+        messages += [{"role": "assistant", "content": _ANSWERS[0]}, {"role": role, "content": question}]
     return messages
 
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 
 from rllib_srl.storage.checkpoints import CheckpointError
 
@@ -15,9 +17,6 @@ WEIGHTS = "weights.safetensors"  # in the module's directory, instead of RLlib's
 
 def write_weights(path: Path, weights: Mapping[str, np.ndarray]) -> None:
     """Write arrays by name, atomically; `OSError` if the file cannot be written."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import save_file
-
     scratch = path.with_name(f"{path.name}.tmp")
     try:
         save_file({name: np.ascontiguousarray(array) for name, array in weights.items()}, scratch)
@@ -34,9 +33,6 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
     Raises:
         CheckpointError: the file is missing, unreadable or empty.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist; use another checkpoint")
     try:

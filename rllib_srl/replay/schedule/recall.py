@@ -53,8 +53,8 @@ def grades_of(recall_N: np.ndarray) -> np.ndarray:
 class Recall:
     """Grades visits and sets due dates in `Tables`; slots are distinct, and further fields one array each."""
 
-    def __init__(self, settings: ReplaySettings, store: Tables) -> None:
-        self._settings, self._store = settings, store
+    def __init__(self, settings: ReplaySettings, tables: Tables) -> None:
+        self._settings, self._tables = settings, tables
         self.rule = make_spacing(settings.spacing, settings.desired_retention, **settings.spacing_config)
 
     def recall_of(self, rows_N: np.ndarray, now: int) -> np.ndarray:
@@ -69,7 +69,7 @@ class Recall:
 
         Groups of fewer than `min_graded` episodes are not graded. Returns what `review` does.
         """
-        rows_N = rows_at(self._store.items, slots)
+        rows_N = rows_at(self._tables.items, slots)
         success_N, size_N = (np.array([getattr(one, name) for one in facts]) for name in ("num_success", "size"))
         is_new_N = rows_N["reps"] == 0
         before = [np.where(is_new_N, prior, rows_N[name]) for name, prior in zip(("alpha", "beta"), PRIOR)]
@@ -87,7 +87,7 @@ class Recall:
         Returns:
             The grades, and whether each is a lapse: a failure after a success.
         """
-        rows_N = rows_at(self._store.items, slots)
+        rows_N = rows_at(self._tables.items, slots)
         is_graded_N = grade_N > 0
         elapsed_N = (now - rows_N["last_review"].astype(np.int64)) / self._settings.iterations_per_day
         after = self.rule.review(rows_N, np.maximum(grade_N, 1), elapsed_N)
@@ -98,5 +98,5 @@ class Recall:
         factor_N = 1.0 / (1.0 + settings.diversity_coeff * changed_N["diversity"].astype(np.float64))
         interval_N = changed_N["interval"] * settings.iterations_per_day * factor_N
         wait_N = np.maximum(float(settings.min_recall_interval), interval_N)
-        self._store.update(slots, **fields, due=changed_N["last_review"] + wait_N)
+        self._tables.update(slots, **fields, due=changed_N["last_review"] + wait_N)
         return grade_N, is_lapse_N
