@@ -78,7 +78,7 @@ def call(buffer: SRLReplayBuffer, seed: int, position: int) -> Any:
 def stored(buffer: SRLReplayBuffer) -> tuple[Any, ...]:
     """Return everything that the store of a buffer holds."""
     tables, state = buffer.store.read()
-    payloads = [buffer.store.payload(int(seq)) for seq in np.sort(tables.groups["seq"][tables.group_slots()])]
+    payloads = [buffer.store.payload(int(seq)) for seq in np.sort(tables.groups["seq"][tables.groups.slots()])]
     return buffer.store.position, content(tables), payloads, state
 
 

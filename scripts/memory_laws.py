@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rllib_srl.replay.buffer import SRLReplayBuffer
-from rllib_srl.replay.items import Tables, rows_at
+from rllib_srl.replay.items import Tables
 from rllib_srl.replay.store import Store
 
 AT_LEAST_0 = (
@@ -18,7 +18,7 @@ AT_LEAST_0 = (
 
 def content(tables: Tables) -> dict[str, Any]:
     """Return everything in a form that `==` compares; the slots of groups do not count."""
-    slots, groups = tables.slots().tolist(), tables.group_slots().tolist()
+    slots, groups = tables.slots().tolist(), tables.groups.slots().tolist()
     seqs, (with_vector, vectors_KD) = tables.groups["seq"].tolist(), tables.vectors
     return {
         "items": {slot: (tables.items[slot].tobytes(), tables.prompt_of(slot)) for slot in slots},
@@ -32,10 +32,10 @@ def content(tables: Tables) -> dict[str, Any]:
 
 def check_tables(tables: Tables, store: Store) -> None:
     """Check the laws of the rows, and that each group has its payload."""
-    items_N, groups_N = rows_at(tables.items, tables.slots()), rows_at(tables.groups, tables.group_slots())
+    items_N, groups_N = tables.items.at(tables.slots()), tables.groups.at(tables.groups.slots())
     for rows_N, is_used_N, end in (
-        (items_N, tables.is_item_N, tables.next_seq),
-        (groups_N, tables.is_group_N, tables.next_group_seq),
+        (items_N, tables.items.is_used, tables.next_seq),
+        (groups_N, tables.groups.is_used, tables.next_group_seq),
     ):
         columns = {name: rows_N[name] for name in rows_N.dtype.names or ()}
         assert all(np.isfinite(values_N).all() for values_N in columns.values())

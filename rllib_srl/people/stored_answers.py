@@ -77,7 +77,7 @@ class StoredAnswers:
     @cached_property
     def _rows(self) -> np.ndarray:
         tables = self._reading.tables
-        rows_N: np.ndarray = tables.groups[tables.group_slots()]
+        rows_N: np.ndarray = tables.groups[tables.groups.slots()]
         return rows_N
 
     def _seqs(self) -> list[int]:

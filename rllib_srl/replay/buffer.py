@@ -29,7 +29,6 @@ from rllib_srl.replay.diversity.embedders import EMBEDDINGS, Embedder
 from rllib_srl.replay.diversity.neighbours import check_card
 from rllib_srl.replay.history import DomainStatistics, history_of
 from rllib_srl.replay.intake import ON_GROUP, Intake, Visit, parts_of
-from rllib_srl.replay.items import rows_at
 from rllib_srl.replay.metrics import stats_of
 from rllib_srl.replay.payloads import decode_target, prompt_fields, prompt_of
 from rllib_srl.replay.ratings import RatedAnswer, RatedGroup, RatedGroups, grade_of
@@ -240,8 +239,8 @@ class SRLReplayBuffer:
 
         def work() -> list[Any]:
             slots = self.draws.groups(num, now, self.generators["reuse"], must_vary=version is None)
-            rows = rows_at(self.tables.groups, slots)
-            self.tables.update_groups(slots, uses=rows["uses"] + 1)
+            rows = self.tables.groups.at(slots)
+            self.tables.groups.update(slots, uses=rows["uses"] + 1)
             seqs = rows["seq"].tolist()
             groups = [self.store.group(seq, "reuse") for seq in seqs]
             pasts = [self._without(group, row, version) for group, row in zip(groups, rows, strict=True)]

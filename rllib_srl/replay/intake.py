@@ -27,7 +27,7 @@ from rllib_srl.replay.admission import Decode, Refusal, admit, malformed
 from rllib_srl.replay.diversity.embedders import Embedder
 from rllib_srl.replay.diversity.neighbours import diversity, measure
 from rllib_srl.replay.history import OF_GROUP, DomainStatistics, GroupFacts, after_visit, facts_of, history_of
-from rllib_srl.replay.items import Tables, key_of, rows_at
+from rllib_srl.replay.items import Tables, key_of
 from rllib_srl.replay.payloads import encode
 from rllib_srl.replay.ratings import RatedAnswer, RatedGroup, RatedGroups, corrected, rewards_of, with_ratings
 from rllib_srl.replay.schedule.recall import Recall
@@ -167,7 +167,7 @@ class Intake:
             for name in ("size", "variance", "num_success", "reward", "nll")
         )
         fields: dict[str, Any] = dict(zip(("num_success", "reward", "nll"), others, strict=True))
-        before_N = rows_at(self.tables.items, slots)
+        before_N = self.tables.items.at(slots)
         fields |= after_visit(before_N, facts, settings.history_half_life)
         if self.embedder is not None:
             novelty_N = np.array([entry.novelty for entry in entries])
@@ -181,7 +181,7 @@ class Intake:
                 entry.visit.grade, entry.visit.is_lapse = grade, is_lapse
         else:  # nothing reads grades: the item rests, and is then due at any time
             last_N = np.where(size_N >= settings.min_graded, now, before_N["last_review"])
-            self.tables.update(slots, last_review=last_N, due=last_N + settings.min_recall_interval, **fields)
+            self.tables.items.update(slots, last_review=last_N, due=last_N + settings.min_recall_interval, **fields)
         for entry in entries:
             entry.is_visit = True
 
@@ -230,8 +230,8 @@ class Intake:
         facts = [facts_of(group, self.settings.pass_reward) for group in (group, after)]
         # The mean of the domain has none of the new rewards.
         fields, in_history = corrected(tables.items[slot], row, self.settings.history_half_life, *facts)
-        tables.update_groups([at], in_history=in_history, **self._written(seq, after, facts[1]))
-        tables.update([slot], **fields)
+        tables.groups.update([at], in_history=in_history, **self._written(seq, after, facts[1]))
+        tables.items.update([slot], **fields)
         is_given = any(earlier.get(episode) != reward for episode, reward in rewards.items())  # not only taken back
         return [answer for answer in seen if answer.reward is not None] if is_given else []
 

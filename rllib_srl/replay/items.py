@@ -2,8 +2,8 @@
 
     key -> slot ──> ITEM row, prompt ──> slots of its groups, oldest first ──> GROUP rows, targets
 
-A new record takes the smallest free slot. Rows change only through the methods, which note the slots for the next
-commit; `items` and `groups` are read-only views. Groups may take other slots after a restart.
+Rows change only through the methods, which note the slots for the next commit. Groups may take other slots after a
+restart.
 """
 
 from __future__ import annotations
@@ -40,15 +40,6 @@ def key_of(prompt: Prompt) -> int:
     return int(prompt.key, 16)
 
 
-def rows_at(rows: np.ndarray, slots: Any) -> np.ndarray:
-    """Return a copy of `rows[slots]`, 20 times as fast as NumPy, which copies records field by field."""
-    return _whole(rows)[np.asarray(slots, np.int64)].view(rows.dtype)
-
-
-def _whole(rows: np.ndarray) -> np.ndarray:
-    return rows.view(np.dtype((np.void, rows.dtype.itemsize)))
-
-
 def filled(rows: np.ndarray, fields: Mapping[str, Any]) -> Any:
     """Set fields of `rows` in place and return them; pass new rows or a copy."""
     for name, value in fields.items():
@@ -56,44 +47,63 @@ def filled(rows: np.ndarray, fields: Mapping[str, Any]) -> Any:
     return rows
 
 
-class _Table:
-    """Records by slot. Invariant: free rows are zero; `changed` has the slots written or freed since it was cleared."""
+class Table:
+    """Records of one kind by slot; a new one takes the smallest free slot.
+
+    Invariant: free rows are zero; `changed` has the slots written or freed since the last commit.
+    """
 
     def __init__(self, dtype: np.dtype, slots_N: np.ndarray, rows_N: np.ndarray) -> None:
         self.is_used = np.zeros(0, bool)
         self.changed: set[int] = set()
         self._bind(np.zeros(0, dtype))
         self._reserve(int(slots_N.max(initial=63)) + 1)
-        self.rows[slots_N] = rows_N
+        self._rows[slots_N] = rows_N
         self.is_used[slots_N] = True
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, place: Any) -> Any:
+        """Return a field of all rows, free ones included, or rows: a read-only view, stale after `add`."""
+        return self._view[place]
+
+    def slots(self) -> np.ndarray:
+        return np.flatnonzero(self.is_used)
+
+    def at(self, slots: Any) -> np.ndarray:
+        """Return a copy of the rows at some slots, 20 times as fast as NumPy, which copies records field by field."""
+        return self._whole[np.asarray(slots, np.int64)].view(self._rows.dtype)
 
     def add(self, row: np.ndarray) -> int:
         slot = int(self.is_used.argmin())
         if self.is_used[slot]:
-            self._reserve((slot := len(self.rows)) + 1)
-        self.rows[slot], self.is_used[slot] = row[0], True
+            self._reserve((slot := len(self._rows)) + 1)
+        self._rows[slot], self.is_used[slot] = row[0], True
         self.changed.add(slot)
         return slot
 
-    def update(self, slots: Any, fields: Mapping[str, Any]) -> None:
+    def update(self, slots: Sequence[int] | np.ndarray, **fields: Any) -> None:
+        """Set fields of distinct records to an array with one entry per slot, or to one value."""
         listed = np.asarray(slots, np.int64)
         if len(np.unique(listed)) < len(listed) or not self.is_used[listed].all():
             raise ValueError(f"slots = {listed[:5].tolist()}; expected distinct ones that are in use")
-        _whole(self.rows)[listed] = _whole(filled(rows_at(self.rows, listed), fields))
+        self._whole[listed] = filled(self.at(listed), fields).view(self._whole.dtype)
         self.changed.update(listed.tolist())
 
     def free(self, slot: int) -> None:
-        self.rows[slot], self.is_used[slot] = np.zeros(1, self.rows.dtype)[0], False
+        self._rows[slot], self.is_used[slot] = np.zeros(1, self._rows.dtype)[0], False
         self.changed.add(slot)
 
     def _reserve(self, num_rows: int) -> None:
-        more = max(num_rows, len(self.rows) * 9 // 8 + 64) - len(self.rows)
+        more = max(num_rows, len(self._rows) * 9 // 8 + 64) - len(self._rows)
         self.is_used = np.concatenate([self.is_used, np.zeros(more, bool)])
-        self._bind(np.concatenate([self.rows, np.zeros(more, self.rows.dtype)]))
+        self._bind(np.concatenate([self._rows, np.zeros(more, self._rows.dtype)]))
 
     def _bind(self, rows: np.ndarray) -> None:
-        self.rows, self.view = rows, rows.view()
-        self.view.flags.writeable = False
+        self._rows, self._view = rows, rows.view()
+        self._view.flags.writeable = False
+        self._whole = rows.view(np.dtype((np.void, rows.dtype.itemsize)))
 
 
 class Tables:
@@ -124,8 +134,8 @@ class Tables:
         slots = slots_N.tolist()
         self._slots = dict(zip(items_N["key"].tolist(), slots, strict=True))
         self._prompts: dict[int, Prompt] = dict(zip(slots, prompts, strict=True))
-        self._items = _Table(ITEM, slots_N, items_N)
-        self._groups = _Table(GROUP, np.arange(len(groups_N)), groups_N)
+        self.items = Table(ITEM, slots_N, items_N)
+        self.groups = Table(GROUP, np.arange(len(groups_N)), groups_N)
         self._groups_of: dict[int, list[int]] = {slot: [] for slot in slots}
         self.group_ids = dict(zip(range(len(groups_N)), group_ids, strict=True))  # by slot of the group
         self._group_at = {name: at for at, name in self.group_ids.items()}
@@ -147,24 +157,6 @@ class Tables:
         return {name: getattr(self, name) for name in names}
 
     @property
-    def items(self) -> np.ndarray:
-        """A read-only view of the item table, free rows included; stale after `add_item`, which may move it."""
-        return self._items.view
-
-    @property
-    def groups(self) -> np.ndarray:
-        """A read-only view of the group table, free rows included; stale after `add_group`."""
-        return self._groups.view
-
-    @property
-    def is_item_N(self) -> np.ndarray:
-        return self._items.is_used
-
-    @property
-    def is_group_N(self) -> np.ndarray:
-        return self._groups.is_used
-
-    @property
     def num_groups(self) -> int:
         return len(self.group_ids)
 
@@ -177,7 +169,7 @@ class Tables:
 
     def num_by_domain(self) -> dict[str, tuple[int, int]]:
         """Return domain -> number of its items and of their groups, 0 for domains whose items are gone."""
-        of_groups = self.groups["slot"][self.group_slots()]
+        of_groups = self.groups["slot"][self.groups.slots()]
         counts = (
             np.bincount(self.items["domain"][slots], minlength=len(self.domains)).tolist()
             for slots in (self.slots(), of_groups)
@@ -185,19 +177,16 @@ class Tables:
         return dict(zip(self.domains, zip(*counts, strict=True), strict=True))
 
     def num_due(self, now: float) -> int:
-        return int(np.count_nonzero((self.items["due"] <= now) & self.is_item_N))
+        return int(np.count_nonzero((self.items["due"] <= now) & self.items.is_used))
+
+    def slots(self) -> np.ndarray:
+        return self.items.slots()
 
     def slot_of(self, key: int) -> int | None:
         return self._slots.get(key)
 
     def prompt_of(self, slot: int) -> Prompt:
         return self._prompts[slot]
-
-    def slots(self) -> np.ndarray:
-        return np.flatnonzero(self.is_item_N)
-
-    def group_slots(self) -> np.ndarray:
-        return np.flatnonzero(self.is_group_N)
 
     def groups_of(self, slot: int) -> list[int]:
         """Return the group slots of an item, oldest first."""
@@ -214,7 +203,7 @@ class Tables:
         return self._group_at.get(group_id)
 
     def add_item(self, key: int, prompt: Prompt, domain: str, now: int, **fields: Any) -> int:
-        """Add an item with a new key at the smallest free slot and return the slot.
+        """Add an item with a new key and return its slot.
 
         Defaults, which `fields` override: creation, last review and due date are `now`; the posterior of its recall is
         uniform (alpha = beta = 1); all other fields are 0.
@@ -226,7 +215,7 @@ class Tables:
         if domain not in self.domains:
             self.domains = [*self.domains, domain]
         row["key"], row["seq"], row["domain"] = key, self.next_seq, self.domains.index(domain)
-        slot = self._items.add(row)
+        slot = self.items.add(row)
         self.next_seq, self.newest_domain = self.next_seq + 1, domain
         self._slots[key], self._prompts[slot], self._groups_of[slot] = slot, prompt, []
         return slot
@@ -235,36 +224,29 @@ class Tables:
         for group in self.groups_of(slot):
             self.remove_group(group)
         del self._slots[int(self.items["key"][slot])], self._prompts[slot], self._groups_of[slot]
-        self._items.free(slot)
+        self.items.free(slot)
         self.removed_slots.append(slot)
 
     def remove(self, keys: Collection[str] = (), domain: str | None = None, before: int | None = None) -> int:
         slots_N = self.slots()
-        rows_N = rows_at(self.items, slots_N)
+        rows_N = self.items.at(slots_N)
         is_gone_N = np.isin(rows_N["key"], np.array([int(key, 16) for key in keys], np.uint64))
         if domain in self.domains:
             is_gone_N |= rows_N["domain"] == self.domains.index(domain)
         if before is not None:
             is_gone_N |= rows_N["last_review"] < before
-            groups_N = self.group_slots()
+            groups_N = self.groups.slots()
             for at in groups_N[self.groups["born"][groups_N] < before].tolist():
                 self.remove_group(at)
         for slot in slots_N[is_gone_N].tolist():
             self.remove_item(slot)
         return int(is_gone_N.sum())
 
-    def update(self, slots: Sequence[int] | np.ndarray, **fields: Any) -> None:
-        """Set fields of distinct items to an array with one entry per slot, or to one value."""
-        self._items.update(slots, fields)
-
     def set_vectors(self, slots: Sequence[int] | np.ndarray, vectors_KD: np.ndarray) -> None:
         if (num := len(self.items) - len(self._vectors_ND)) > 0:
             before_ND = self._vectors_ND.reshape(-1, vectors_KD.shape[1])
             self._vectors_ND = np.concatenate([before_ND, np.zeros((num, vectors_KD.shape[1]), np.float32)])
         self._vectors_ND[slots] = vectors_KD
-
-    def update_groups(self, groups: Sequence[int] | np.ndarray, **fields: Any) -> None:
-        self._groups.update(groups, fields)
 
     def add_group(self, slot: int, group_id: str, max_groups: int, **fields: Any) -> tuple[int, int]:
         """Add a group to an item, of which `max_groups` are kept; return its slot, and the number evicted for it."""
@@ -273,7 +255,7 @@ class Tables:
         evicted = siblings[: max(0, len(siblings) + 1 - max_groups)]
         for group in evicted:
             self.remove_group(group)
-        group = self._groups.add(row)
+        group = self.groups.add(row)
         self.next_group_seq += 1
         self.group_ids[group] = group_id
         self._group_at[group_id] = group
@@ -285,7 +267,7 @@ class Tables:
         group_id = self.group_ids.pop(group)
         if self._group_at.get(group_id) == group:
             del self._group_at[group_id]
-        self._groups.free(group)
+        self.groups.free(group)
         self._groups_of[slot].remove(group)
         self.removed_groups.append(seq)
         for place in [place for place in self.targets if place[0] == seq]:
@@ -293,7 +275,7 @@ class Tables:
 
     def changed_items(self) -> list[tuple[int, bytes, Prompt, bytes | None]]:
         """Return slot, row, prompt and vector, if it has one, of each item that was written since the last commit."""
-        rows = [(slot, self.items[slot]) for slot in sorted(self._items.changed) if self.is_item_N[slot]]
+        rows = [(slot, self.items[slot]) for slot in sorted(self.items.changed) if self.items.is_used[slot]]
         return [
             (slot, row.tobytes(), self._prompts[slot], self._vectors_ND[slot].tobytes() if row["has_vector"] else None)
             for slot, row in rows
@@ -301,9 +283,9 @@ class Tables:
 
     def changed_groups(self) -> list[tuple[int, bytes, str]]:
         """Return seq, row and id of each group that was written since the last commit."""
-        rows = [(at, self.groups[at]) for at in sorted(self._groups.changed) if self.is_group_N[at]]
+        rows = [(at, self.groups[at]) for at in sorted(self.groups.changed) if self.groups.is_used[at]]
         return [(int(row["seq"]), row.tobytes(), self.group_ids[at]) for at, row in rows]
 
     def committed(self) -> None:
-        for noted in (self._items.changed, self._groups.changed, self.removed_slots, self.removed_groups):
+        for noted in (self.items.changed, self.groups.changed, self.removed_slots, self.removed_groups):
             noted.clear()

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from rllib_srl.common.loading import CONTRIB
-from rllib_srl.replay.items import Tables, rows_at
+from rllib_srl.replay.items import Tables
 from rllib_srl.replay.metrics import stats_of
 from rllib_srl.replay.ratings import RatedGroups
 from rllib_srl.replay.schedule.recall import Recall
@@ -71,7 +71,7 @@ class Reading:
         It is nan without a review, and if the spacing rule is a user's: reading never runs code that a memory names.
         """
         name, slots_N = self.settings.spacing, self.tables.slots()
-        rows_N, recall_N = rows_at(self.tables.items, slots_N), np.full(len(slots_N), np.nan)
+        rows_N, recall_N = self.tables.items.at(slots_N), np.full(len(slots_N), np.nan)
         if name in SPACINGS.own or name.startswith(CONTRIB):
             found_N = Recall(self.settings, self.tables).recall_of(rows_N, self.now)
             recall_N = np.where(rows_N["reps"] > 0, found_N, np.nan)

@@ -76,7 +76,7 @@ def draw_targets(
 def _located(tables: Tables) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the places of all targets in order, [N, 2], the slot of each one's item, and its domain."""
     places = np.array(sorted(tables.targets), np.int64).reshape(-1, 2)
-    groups_N = tables.group_slots()
+    groups_N = tables.groups.slots()
     order_N = groups_N[np.argsort(tables.groups["seq"][groups_N])]
     at_N = order_N[np.searchsorted(tables.groups["seq"][order_N], places[:, 0].astype(np.uint64))]
     slot_N = tables.groups["slot"][at_N]

@@ -52,7 +52,7 @@ def check_books(algo, iterations, directory: Path) -> None:
     """Compare stored groups, and how often each was drawn, with what was acknowledged: nothing leaves these runs."""
     check_memory(algo)
     with stored_of(algo, directory) as memory:
-        rows = memory.tables.groups[memory.tables.group_slots()]
+        rows = memory.tables.groups[memory.tables.groups.slots()]
         groups = {group.group_id: group for group in (memory.store.group(int(row["seq"])) for row in rows)}
         uses = Counter({memory.store.group(int(row["seq"])).group_id: int(row["uses"]) for row in rows})
     visits = {name: visit for one in iterations for name, visit in one.visits.items()}

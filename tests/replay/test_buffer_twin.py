@@ -224,7 +224,7 @@ class BufferMachine(RuleBasedStateMachine):
     def opinion(self, data, value):
         """Rate the first answer of a stored group."""
         self.now += 1
-        slots = self.buffer.tables.group_slots().tolist()
+        slots = self.buffer.tables.groups.slots().tolist()
         if not slots or self.turns > 1:
             return
         seq = int(self.buffer.tables.groups["seq"][data.draw(st.sampled_from(slots))])

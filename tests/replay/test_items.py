@@ -64,7 +64,7 @@ def test_the_group_pool_holds_what_may_be_trained_on_again():
 
     assert pool() == [good, used] and len(pool(must_vary=False)) == 3
     assert pool(max_uses=2) == [good] and pool(max_age=1) == [used] and pool(domains=["proofs"]) == []
-    tables.update_groups([good], uses=3)
+    tables.groups.update([good], uses=3)
     assert pool() == [used]
 
 
@@ -119,8 +119,8 @@ def test_misuse_is_refused_and_changes_nothing():
     before = content(tables)
     for wrong, message in (
         (lambda: add(tables, 0), "expected one that no item has"),
-        (lambda: tables.update([slot, slot], reps=1), "expected distinct ones that are in use"),
-        (lambda: tables.update([5], reps=1), "expected distinct ones that are in use"),
+        (lambda: tables.items.update([slot, slot], reps=1), "expected distinct ones that are in use"),
+        (lambda: tables.items.update([5], reps=1), "expected distinct ones that are in use"),
     ):
         with pytest.raises(ValueError, match=message):
             wrong()

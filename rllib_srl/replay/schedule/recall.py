@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from rllib_srl.replay.history import GroupFacts
-from rllib_srl.replay.items import Tables, filled, rows_at
+from rllib_srl.replay.items import Tables, filled
 from rllib_srl.replay.schedule.spacing import make_spacing
 from rllib_srl.replay.settings import ReplaySettings
 
@@ -69,7 +69,7 @@ class Recall:
 
         Groups of fewer than `min_graded` episodes are not graded. Returns what `review` does.
         """
-        rows_N = rows_at(self._tables.items, slots)
+        rows_N = self._tables.items.at(slots)
         success_N, size_N = (np.array([getattr(one, name) for one in facts]) for name in ("num_success", "size"))
         is_new_N = rows_N["reps"] == 0
         before = [np.where(is_new_N, prior, rows_N[name]) for name, prior in zip(("alpha", "beta"), PRIOR)]
@@ -87,7 +87,7 @@ class Recall:
         Returns:
             The grades, and whether each is a lapse: a failure after a success.
         """
-        rows_N = rows_at(self._tables.items, slots)
+        rows_N = self._tables.items.at(slots)
         is_graded_N = grade_N > 0
         elapsed_N = (now - rows_N["last_review"].astype(np.int64)) / self._settings.iterations_per_day
         after = self.rule.review(rows_N, np.maximum(grade_N, 1), elapsed_N)
@@ -98,5 +98,5 @@ class Recall:
         factor_N = 1.0 / (1.0 + settings.diversity_coeff * changed_N["diversity"].astype(np.float64))
         interval_N = changed_N["interval"] * settings.iterations_per_day * factor_N
         wait_N = np.maximum(float(settings.min_recall_interval), interval_N)
-        self._tables.update(slots, **fields, due=changed_N["last_review"] + wait_N)
+        self._tables.items.update(slots, **fields, due=changed_N["last_review"] + wait_N)
         return grade_N, is_lapse_N

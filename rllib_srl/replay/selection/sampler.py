@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from rllib_srl.replay.history import discount
-from rllib_srl.replay.items import Tables, rows_at
+from rllib_srl.replay.items import Tables
 from rllib_srl.replay.schedule.recall import Recall
 from rllib_srl.replay.selection.rules import BY_DUE, DATELESS, EVICTIONS, SELECTIONS, Candidates, apply
 from rllib_srl.replay.settings import ReplaySettings
@@ -71,7 +71,7 @@ class Draws:
         `min_recall_interval`: their due date already includes it.
         """
         rows = self._tables.items
-        due_N, is_free_N = rows["due"], self._tables.is_item_N & self._is_in_domains()
+        due_N, is_free_N = rows["due"], self._tables.items.is_used & self._is_in_domains()
         is_due_N = is_free_N & (due_N <= now)
         is_rested_N = is_free_N & (rows["last_review"] <= now - self._settings.min_recall_interval)
         if not self._is_by_due and np.count_nonzero(is_able_N := is_due_N | is_rested_N) > max_num:
@@ -90,7 +90,7 @@ class Draws:
     def group_pool(self, now: int, max_num: int, generator: np.random.Generator, must_vary: bool) -> np.ndarray:
         """Return the slots of candidates for reuse, a uniform sample of those that are young and not used up."""
         rows, settings = self._tables.groups, self._settings
-        is_able_N = self._tables.is_group_N & (rows["born"] < now) & (rows["born"] >= now - settings.max_age)
+        is_able_N = self._tables.groups.is_used & (rows["born"] < now) & (rows["born"] >= now - settings.max_age)
         is_able_N &= (rows["uses"] < settings.max_uses) & ((rows["variance"] > 0) | (not must_vary))
         is_able_N &= self._is_in_domains(are_groups=True)[rows["slot"]]
         groups_N = np.flatnonzero(is_able_N)
@@ -131,8 +131,8 @@ class Draws:
         The histories of items are discounted up to the newest visit of any of them.
         """
         settings, items = self._settings, self._tables.items
-        rows_N = rows_at(self._tables.groups if are_groups else items, slots_N)
-        items_N = rows_at(items, rows_N["slot"]) if are_groups else rows_N
+        rows_N = (self._tables.groups if are_groups else items).at(slots_N)
+        items_N = items.at(rows_N["slot"]) if are_groups else rows_N
         columns: dict[str, Any] = {name: rows_N[name] for name in ("reward", "variance", "nll")}
         columns |= {name: items_N[name] for name in ("domain", "diversity", "visits")}
         columns["seq"] = rows_N["seq"].astype(np.int64)

@@ -226,7 +226,7 @@ def test_a_trainer_that_is_stopped_and_killed_leaves_no_process(tmp_path):
 def stored_groups(run):
     """Return the groups in the memory of a run."""
     buffer = run.algo.memory.process.actor
-    seqs = buffer.tables.groups["seq"][buffer.tables.group_slots()].tolist()
+    seqs = buffer.tables.groups["seq"][buffer.tables.groups.slots()].tolist()
     return [decode(buffer.store.payload(seq), str(seq), None) for seq in seqs]
 
 
