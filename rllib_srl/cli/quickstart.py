@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from rllib_srl.cli.shared import baselines, runs
 from rllib_srl.cli.shared.cluster import command, tensorboard
 from rllib_srl.cli.shared.display import duration, rounded, table, with_interval
 from rllib_srl.cli.shared.flags import LIBRARIES, Program, integer_from, local_directory
-from rllib_srl.cli.shared.run_log import Iteration, RunLog
+from rllib_srl.cli.shared.run_log import RunLog
 from rllib_srl.cli.shared.settings import build_config, check
 from rllib_srl.cli.shared.stopping import stop_between_iterations
 from rllib_srl.cli.shared.training import started, train_until
@@ -54,7 +54,7 @@ class Outcome(NamedTuple):
     """The result of a quick-start. Invariant: `status` is 0, or it was stopped and has no `after`."""
 
     status: int  # exit status
-    iterations: Sequence[Iteration]
+    results: Sequence[Mapping[str, Any]]  # of each iteration
     checkpoint: Path
     before: dict[str, Any]
     after: dict[str, Any]
@@ -101,28 +101,29 @@ def measured(config: SRLConfig, plan: runs.RunPlan, verbose: bool) -> Outcome:
 
         before = evaluated("before")
         with stop_between_iterations(progress.note) as request:
-            iterations = train_until(algo, last, plan.directory, progress, request)
+            results = list(train_until(algo, last, plan.directory, progress, request))
             checkpoint = runs.save(algo, plan.directory)
         after = {} if request.is_made else evaluated("after")
         guessed = baselines.baselines(config, algo.source.heldout(config.evaluation_duration), algo.seed)
         training_s = time.perf_counter() - begun - start_s
-    return Outcome(request.status, iterations, checkpoint, before, after, guessed, start_s, training_s)
+    return Outcome(request.status, results, checkpoint, before, after, guessed, start_s, training_s)
 
 
 def lines_of(outcome: Outcome) -> Iterator[str]:
     """Yield what was learned, and what happened in training: rewards, revisits and time."""
-    played = outcome.iterations
+    results = outcome.results
     yield f"held-out accuracy, greedy, {outcome.after['num_prompts']} prompts, 95 % interval"
     measured_ones = [("before", with_interval(outcome.before)), ("after", with_interval(outcome.after))]
     yield table([*measured_ones, *baselines.rows_of(outcome.baselines)])
-    yield f"reward by iteration  {' '.join(rounded(iteration.reward) for iteration in played)}"
-    if memory := played[-1].memory:
-        fresh, revisits = (
-            int(sum(one.memory[f"num_groups_{origin}"] for one in played)) for origin in ("fresh", "revisit")
-        )
+    rewards = (rounded(result["env_runners"]["episode_return_mean"]) for result in results)
+    yield f"reward by iteration  {' '.join(rewards)}"
+    if memory := results[-1].get("replay"):
+        origins = ("fresh", "revisit")
+        fresh, revisits = (int(sum(one["replay"][f"num_groups_{origin}"] for one in results)) for origin in origins)
         played_again = f"{revisits} of {fresh + revisits} prompts played were revisited"
         yield f"memory  {memory['num_items']:.0f} prompts; {played_again}"
-    tokens, rollout_s = sum(i.num_tokens for i in played), sum(i.seconds_by_part["rollout"] for i in played)
+    tokens = sum(result["env_runners"]["num_generated_tokens"] for result in results)
+    rollout_s = sum(result["timers"]["rollout"] for result in results)
     spent = f"start {duration(outcome.start_s)}, training and evaluation {duration(outcome.training_s)}"
     yield f"time  {spent}; {tokens / rollout_s:.0f} generated tokens per second of rollout"
 

@@ -74,7 +74,8 @@ def train(arguments: argparse.Namespace) -> int:
         if export:
             algo.check_export(export)
         with stop_between_iterations(progress.note) as request:
-            train_until(algo, last, plan.directory, progress, request)
+            for _ in train_until(algo, last, plan.directory, progress, request):
+                pass
             progress.end()
             if request.is_made or config.checkpoint_every:
                 print(f"checkpoint  {runs.save(algo, plan.directory)}")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rllib_srl.cli import quickstart
+from rllib_srl.cli.shared.run_log import PARTS
 from rllib_srl.cli.shared.runs import RunPlan
 from rllib_srl.cli.shared.settings import build_config, check
 
@@ -30,13 +31,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = build_config({**values, "log_directory": directory})
         check(config)
         result = quickstart.measured(config, RunPlan(Path(directory), None, values), verbose=False)
-    num = len(result.iterations)
-    parts = {
-        f"{name}_s": round(sum(iteration.seconds_by_part[name] for iteration in result.iterations) / num, 3)
-        for name in result.iterations[0].seconds_by_part
-    }
+    num = len(result.results)
+    parts = {f"{name}_s": round(sum(one["timers"][name] for one in result.results) / num, 3) for name in PARTS}
+    iteration_s = sum(one["time_this_iter_s"] for one in result.results) / num
     print(json.dumps({
-        "start_s": round(result.start_s, 1), "iteration_s": round(sum(i.seconds for i in result.iterations) / num, 3),
+        "start_s": round(result.start_s, 1), "iteration_s": round(iteration_s, 3),
         "before": round(result.before["accuracy"], 3), "after": round(result.after["accuracy"], 3), **parts,
     }))  # fmt: skip
     return 0

@@ -177,7 +177,7 @@ def test_a_run_says_what_could_not_be_parsed_and_when_it_did_not_learn(tmp_path)
 
     shown = io.StringIO()
     Algo.report.count("num_empty_batches", 3)
-    train_until(Algo(), 2, tmp_path, Progress(2, shown))
+    list(train_until(Algo(), 2, tmp_path, Progress(2, shown)))
     assert shown.getvalue().count("could not be parsed") == 1
     assert "iteration 1: 4 of 8 answers could not be parsed (50%)\n" in shown.getvalue()
     assert shown.getvalue().count("no update") == 1
@@ -196,7 +196,7 @@ def test_an_iteration_is_logged_before_its_checkpoint_is_written(random_llama_di
         return save(self, path)
 
     monkeypatch.setattr(SRL, "save_to_path", save_to_path)
-    train_until(algo, 2, tmp_path, Progress(2, io.StringIO()))
+    list(train_until(algo, 2, tmp_path, Progress(2, io.StringIO())))
     assert found == [("checkpoint_000001", 1, [1]), ("checkpoint_000002", 2, [1, 2])]
     assert algo.result_logs == ()
 

@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rllib_srl.cli.shared.cluster import message_of
 from rllib_srl.cli.shared.display import Progress, showing_progress
-from rllib_srl.cli.shared.run_log import Iteration, RunLog, keep_until
+from rllib_srl.cli.shared.run_log import RunLog, keep_until
 from rllib_srl.common.metric_names import numbers_of
 from rllib_srl.storage.event_file import EventFile
 from tests.waiting import wait_until
@@ -86,14 +86,6 @@ def test_nothing_is_written_after_the_run_so_that_its_stream_can_be_closed() -> 
     assert (logger.handlers, logger.propagate, logging.getLogger("rllib_srl.start").level) == state
     stream.close()
     logging.getLogger("rllib_srl.start").info("another run of the same process")
-
-
-def test_an_iteration_reads_the_result_of_train() -> None:
-    iteration = Iteration.of(RESULT)
-    assert (iteration.number, iteration.reward, iteration.num_tokens) == (3, 0.5, 800)
-    assert iteration.tokens_per_s == 400.0  # 800 tokens in 2 s of rollout
-    assert iteration.seconds_by_part == SECONDS and iteration.memory == {"num_items": 12.0}
-    assert Iteration.of({name: value for name, value in RESULT.items() if name != "replay"}).memory == {}
 
 
 def test_the_log_keeps_finite_numbers_only(tmp_path: Path) -> None:

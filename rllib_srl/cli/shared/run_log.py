@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,36 +23,6 @@ T = TypeVar("T")
 METRICS = "metrics.jsonl"
 # Parts of an iteration that `SRL.training_step` times.
 PARTS = ("plan", "rollout", "remember", "batch", "learn", "sync", "look_back")
-
-
-@dataclass(frozen=True)
-class Iteration:
-    """The metrics of one iteration that scripts show. Invariant: seconds by part sum to at most `seconds`."""
-
-    number: int
-    reward: float  # mean over its episodes, nan without any
-    num_tokens: int  # generated
-    seconds: float
-    seconds_by_part: dict[str, float]
-    memory: dict[str, float] = field(default_factory=dict)  # gauges and counts of the memory, {} without one
-
-    @classmethod
-    def of(cls, result: Mapping[str, Any]) -> Iteration:
-        """Extract the metrics from a result of `algo.train()`."""
-        timers, played = result["timers"], result["env_runners"]
-        return cls(
-            number=int(result["training_iteration"]),
-            reward=float(played["episode_return_mean"]),
-            num_tokens=int(played["num_generated_tokens"]),
-            seconds=float(result["time_this_iter_s"]),
-            seconds_by_part={name: float(timers[name]) for name in PARTS},
-            memory={name: float(value) for name, value in result.get("replay", {}).items()},
-        )
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Return the generated tokens per second of rollout."""
-        return self.num_tokens / self.seconds_by_part["rollout"] if self.seconds_by_part["rollout"] else 0.0
 
 
 class RunLog:

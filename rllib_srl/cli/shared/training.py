@@ -14,7 +14,7 @@ from rllib_srl.cli import supervisor
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.cluster import hushed_stderr, start_ray
 from rllib_srl.cli.shared.display import Progress, showing_progress, with_interval
-from rllib_srl.cli.shared.run_log import METRICS, Iteration, RunLog, keep_until
+from rllib_srl.cli.shared.run_log import METRICS, RunLog, keep_until
 from rllib_srl.cli.shared.stopping import ENDING, StopRequest
 from rllib_srl.people.rating_store import RATINGS, RatingStore
 from rllib_srl.storage.seal_key import make_key
@@ -75,40 +75,38 @@ def _resume(algo: Any, plan: runs.RunPlan, checkpoint: Path, progress: Progress)
 
 def train_until(
     algo: Any, last: int, directory: Path, progress: Progress, request: StopRequest | None = None
-) -> list[Iteration]:
-    """Train up to iteration `last`, or until a stop is requested; return the finished iterations."""
+) -> Iterator[Mapping[str, Any]]:
+    """Train up to iteration `last`, or until a stop is requested; yield the result of each iteration."""
     log = RunLog(directory, algo.report.writer)
-    done: list[Iteration] = []
     others = algo.result_logs
     algo.result_logs = (*others, log.write)  # written before a checkpoint of the iteration
     num_empty, num_resampled = (
         algo.metrics.peek(name, default=0) for name in ("num_empty_batches", "num_prompts_resampled")
     )
     try:
+        if algo.iteration < last:
+            progress.begin(f"iteration {algo.iteration + 1}/{last} ...")
         while algo.iteration < last and not (request and request.is_made):
-            if not done:
-                progress.begin(f"iteration {algo.iteration + 1}/{last} ...")
             result = algo.train()
-            iteration = Iteration.of(result)
-            done.append(iteration)
+            number, played, rollout_s = result["training_iteration"], result["env_runners"], result["timers"]["rollout"]
+            tokens_per_s = played["num_generated_tokens"] / rollout_s if rollout_s else 0.0
             num_before, num_resampled = num_resampled, result.get("num_prompts_resampled", 0)
-            shown = iteration.number, iteration.reward, iteration.tokens_per_s, iteration.seconds
+            shown = number, played["episode_return_mean"], tokens_per_s, result["time_this_iter_s"]
             progress.iteration(*shown, int(num_resampled - num_before))
             if result.get("num_empty_batches", 0) > num_empty:
                 num_empty = result["num_empty_batches"]
-                progress.note(f"iteration {iteration.number}: no update, since no group had anything to learn from")
-            if iteration.number == 1 and result["env_runners"]["num_unparsed"]:
-                progress.note(f"iteration {iteration.number}: {parsed_share(result)}")
+                progress.note(f"iteration {number}: no update, since no group had anything to learn from")
+            if number == 1 and played["num_unparsed"]:
+                progress.note(f"iteration {number}: {parsed_share(played)}")
             if evaluation := result.get("evaluation"):
-                progress.note(f"iteration {iteration.number}: held-out accuracy {with_interval(evaluation)}")
+                progress.note(f"iteration {number}: held-out accuracy {with_interval(evaluation)}")
+            yield result
     finally:
         algo.result_logs = others
-    return done
 
 
-def parsed_share(result: Mapping[str, Any]) -> str:
+def parsed_share(played: Mapping[str, Any]) -> str:
     """Return a text with the number and share of an iteration's answers that could not be parsed."""
-    played = result["env_runners"]
     endings = sum(number for name, number in played.items() if name.startswith("stop_reason/"))
     num_unparsed, num = int(played["num_unparsed"]), int(endings - played["num_episodes_lost"])
     return f"{num_unparsed} of {num} answers could not be parsed ({num_unparsed / max(num, 1):.0%})"
