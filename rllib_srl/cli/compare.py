@@ -20,6 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rllib_srl.algorithm.evaluation import GREEDY
 from rllib_srl.cli.evaluate import TRUST, WITHOUT, report, started
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.display import Progress, printable, showing_progress, table
@@ -138,8 +139,7 @@ def played_by(side: Side, verbose: bool, progress: Progress) -> tuple[Answers, i
     with started(side.values, side.checkpoint, verbose, progress) as algo:
         prompts = algo.source.heldout(algo.config.evaluation_duration)
         progress.begin(f"{side.what}: playing {len(prompts)} held-out prompts ...")
-        greedy = {"group_size": 1, "temperature": 0.0, "as_groups": False, "num_transcripts": len(prompts)}
-        batches = list(algo.play(prompts, "greedy", **greedy))
+        batches = list(algo.play(prompts, "greedy", **{**GREEDY, "num_transcripts": len(prompts)}))
     turns = {(line["env_id"], line["prompt_id"]): line["turns"] for batch in batches for line in batch.transcripts}
     answers = {}
     for group in (group for batch in batches for group in batch.groups):

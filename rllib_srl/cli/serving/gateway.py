@@ -10,8 +10,7 @@
     POST /v1/rollback                           {"reason": "...", "version": 3}; only while that version is active
     POST /v1/training                           {"paused": true | false}
     GET  /v1/status
-    GET  /v1/figures                            latency, speed, ratings, versions (figures.py); /metrics for Prometheus,
-                                                and every minute a record for TensorBoard in DIR
+    GET  /v1/figures                            latency, speed, ratings, versions (figures.py); /metrics for Prometheus
 
 A conversation is on disk before its answer is complete for the client, a rating before it is acknowledged. One token
 opens everything: as a bearer token, or in the cookie that the address of the page sets (cli/shared/access.py).
@@ -24,7 +23,7 @@ import json
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,10 +39,9 @@ from rllib_srl.cli.serving.figures import Meter, prometheus_text, stored_figures
 from rllib_srl.cli.serving.job import FileError
 from rllib_srl.cli.serving.serving import NotReady, Serving
 from rllib_srl.cli.serving.training import Training
-from rllib_srl.cli.serving.translation import Collected, Sampling, ServedRequest, event, events_of, forwarded
+from rllib_srl.cli.serving.translation import Collected, SamplingDefaults, ServedRequest, event, events_of, forwarded
 from rllib_srl.cli.serving.vllm_server import ServerError
 from rllib_srl.cli.shared.access import Access, Guard
-from rllib_srl.common.metric_names import numbers_of
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.envs.agents import web
 from rllib_srl.envs.agents.requests import RequestError, fields_of, read_object, read_request
@@ -52,12 +50,10 @@ from rllib_srl.people.rating import SCHEMES, TAKEN_BACK, check_value
 from rllib_srl.people.rating_store import RatingsError, utc_now
 from rllib_srl.people.served_store import Conversation, LineageError, StoreThread
 from rllib_srl.storage.disk import DiskFull
-from rllib_srl.storage.event_file import EventFile
 
 MAX_UNDER_WAY = 64  # answers at the same time; further requests get 429
 MAX_NAME = 100  # characters of a rater's name
 MOST_FOUND = 20  # conversations at once
-RECORD_S = 60.0  # between two records of the figures for TensorBoard
 PAGE = Path(__file__).with_name("page")
 PAGE_FILES = {"index.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
 NO_TOKEN = (
@@ -102,7 +98,7 @@ class Gateway:
     """The application. Invariant: without the token there is nothing to read but 401."""
 
     def __init__(
-        self, access: Access, name: str, serving: Serving, db: StoreThread, training: Training, usual: Sampling
+        self, access: Access, name: str, serving: Serving, db: StoreThread, training: Training, usual: SamplingDefaults
     ) -> None:
         """Serve with the parts of `srl serve`; `name` is that of the served model."""
         self._name, self._files = name, {name: (PAGE / name).read_bytes() for name in PAGE_FILES}
@@ -281,15 +277,6 @@ class Gateway:
 
     async def _metrics(self, request: Request) -> Response:
         return Response(prometheus_text(await self._measured()), media_type=CONTENT_TYPE_LATEST)
-
-    async def record(self, events: EventFile) -> None:
-        """Write the figures for TensorBoard every `RECORD_S` seconds, until cancelled; a full disk leaves a gap."""
-        while True:
-            for name, value in numbers_of(await self._measured()):
-                events.add_scalar(name, value, int(time.time() // RECORD_S))
-            with suppress(DiskFull):  # requests say so
-                await asyncio.to_thread(events.flush)
-            await asyncio.sleep(RECORD_S)
 
     async def _measured(self) -> dict[str, Any]:
         return {"answers": self._meter.figures(), **await self._db.run(stored_figures, self._db.store)}

@@ -44,7 +44,7 @@ from rllib_srl.cli.serving.served_directory import TOKEN, Running, ServedDirecto
 from rllib_srl.cli.serving.serving import Serving
 from rllib_srl.cli.serving.trainer import Before, Examiner
 from rllib_srl.cli.serving.training import Training
-from rllib_srl.cli.serving.translation import Sampling
+from rllib_srl.cli.serving.translation import SamplingDefaults
 from rllib_srl.cli.serving.vllm_server import PLAIN_STOP, VLLMServer
 from rllib_srl.cli.shared.access import Access
 from rllib_srl.cli.shared.flags import Program, local_directory
@@ -56,7 +56,6 @@ from rllib_srl.envs.agents.web import Server, listen
 from rllib_srl.people.rating import NAMED_SCHEMES
 from rllib_srl.people.served_store import StoreThread
 from rllib_srl.rollout.transcript import make_transcript
-from rllib_srl.storage.event_file import EventFile
 
 MAX_TOKENS = 256  # of an answer, unless a request says otherwise
 STOP_TIMEOUT_S = 5.0  # for answers under way at the end
@@ -117,7 +116,7 @@ async def run(arguments: argparse.Namespace, flags: Flags, served: ServedDirecto
     most = arguments.max_tokens or min(MAX_TOKENS, fixed.context // 2)
     shows_tools = has_template and "tools" in str(tokenizer.chat_template)
     stop = () if has_template else PLAIN_STOP
-    usual = Sampling(fixed.temperature, most, stop, end_ids, shows_tools, fixed.is_on_card)
+    usual = SamplingDefaults(fixed.temperature, most, stop, end_ids, shows_tools, fixed.is_on_card)
     db = StoreThread(served.path, arguments.scheme)
     serving = Serving(server, served, db, lambda is_busy: training.on_busy(is_busy))
     training = Training(served, db, serving, job, flags.train_after)
@@ -130,14 +129,13 @@ async def run(arguments: argparse.Namespace, flags: Flags, served: ServedDirecto
     try:
         async with Server(gateway.app, listening, STOP_TIMEOUT_S) as http:
             print(f"starting vLLM on {model_dir.name} ...", file=sys.stderr, flush=True)
-            with _explained(served):
-                await serving.start()
+            await serving.start()
             url = f"http://127.0.0.1:{http.port}"
             Running(url=f"{url}/v1", pid=os.getpid()).write(served.path)
             print(f"serving {url}/v1  version {serving.number}  token in {served.path / TOKEN}")
             print(f"page {url}/?token={access.token}", flush=True)
             try:
-                return await _until_stopped(served, serving, training, gateway)
+                return await _until_stopped(serving, training)
             finally:
                 address.unlink(missing_ok=True)
     finally:
@@ -147,7 +145,7 @@ async def run(arguments: argparse.Namespace, flags: Flags, served: ServedDirecto
 
 
 @contextmanager
-def _explained(served: ServedDirectory) -> Iterator[None]:
+def explained(served: ServedDirectory) -> Iterator[None]:
     """Say what to do if the active version fails its check as the engine starts, or starts again."""
     try:
         yield
@@ -156,18 +154,12 @@ def _explained(served: ServedDirectory) -> Iterator[None]:
         raise ValueError(f"the active version is not served, since it fails its check: {error}; {how}") from error
 
 
-async def _watched(served: ServedDirectory, serving: Serving) -> None:
-    with _explained(served):
-        await serving.watch()
-
-
-async def _until_stopped(served: ServedDirectory, serving: Serving, training: Training, gateway: Gateway) -> int:
-    """Train, watch the engine and record figures; return 0 after SIGINT or SIGTERM."""
+async def _until_stopped(serving: Serving, training: Training) -> int:
+    """Train, and watch the engine; return 0 after SIGINT or SIGTERM."""
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    doing = [training.run(), _watched(served, serving), gateway.record(EventFile(served.path)), stopped.wait()]
-    tasks = [asyncio.create_task(one) for one in doing]
+    tasks = [asyncio.create_task(one) for one in (training.run(), serving.watch(), stopped.wait())]
     done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in pending:
         task.cancel()
@@ -196,7 +188,7 @@ def serve(arguments: argparse.Namespace) -> int:
     logging.getLogger("rllib_srl.cli.serving").setLevel(logging.INFO)
     served = ServedDirectory(arguments.out)
     served.fix_settings(job.served)
-    with served.locked():
+    with served.locked(), explained(served):
         return asyncio.run(run(arguments, flags, served, job, share))
 
 

@@ -87,7 +87,7 @@ class ServedRequest(ChatRequest):
 
 
 @dataclass(frozen=True)
-class Sampling:
+class SamplingDefaults:
     """How answers are sampled unless a request says otherwise, and what the model and the engine can."""
 
     temperature: float
@@ -98,7 +98,7 @@ class Sampling:
     can_seed: bool = True  # vLLM ends at a seed on a CPU
 
 
-def forwarded(asked: ServedRequest, usual: Sampling, model: str) -> tuple[dict[str, Any], str]:
+def forwarded(asked: ServedRequest, usual: SamplingDefaults, model: str) -> tuple[dict[str, Any], str]:
     """Return the body for vLLM, and why the answer cannot be trained on, "" if it can; RequestError: no such answer."""
     asked.check(usual.shows_tools)
     trainable = {"temperature": usual.temperature, "top_p": 1.0, "top_k": 0, "n": 1, **NEUTRAL}

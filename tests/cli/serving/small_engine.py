@@ -22,7 +22,7 @@ from rllib_srl.cli.serving.job import Job, ServedSettings
 from rllib_srl.cli.serving.served_directory import ServedDirectory
 from rllib_srl.cli.serving.serving import Serving
 from rllib_srl.cli.serving.training import Training
-from rllib_srl.cli.serving.translation import Sampling
+from rllib_srl.cli.serving.translation import SamplingDefaults
 from rllib_srl.cli.serving.version_files import ServedContinuation
 from rllib_srl.cli.serving.vllm_server import ServerError, VLLMServer
 from rllib_srl.cli.shared.access import Access
@@ -151,7 +151,7 @@ async def served_with(directory, after=0, shows_tools=False, scheme=""):
     parts.append(training := Training(served, db, serving, Job(served=FIXED), after))
     listening = listen("127.0.0.1", 0)
     access = Access(TOKEN, port=listening.getsockname()[1])
-    usual = Sampling(1.0, 16, (), (), shows_tools, False)
+    usual = SamplingDefaults(1.0, 16, (), (), shows_tools, False)
     gateway = Gateway(access, "small", serving, db, training, usual)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     try:

@@ -16,7 +16,7 @@ from tests.cli.serving.small_engine import gateway
 async def paused(parts):
     """Rate an answer, serve until training is paused; return its error and what the server says about it."""
     await parts.rate((await parts.ask()).json()["id"], rating="good")
-    serving = asyncio.create_task(_until_stopped(parts.served, parts.serving, parts.training, parts.gateway))
+    serving = asyncio.create_task(_until_stopped(parts.serving, parts.training))
     while not parts.training.is_paused and not serving.done():
         await asyncio.sleep(0.02)
     assert not serving.done()

@@ -15,7 +15,7 @@ import pytest
 
 from rllib_srl.cli.serving import version_files
 from rllib_srl.cli.serving.job import FileError, Job, Result
-from rllib_srl.cli.serving.serve import _until_stopped
+from rllib_srl.cli.serving.serve import _until_stopped, explained
 from rllib_srl.cli.serving.version_files import Canary, Continuation, checksums
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.people.gates import Change, Verdict
@@ -390,8 +390,9 @@ async def test_a_version_that_fails_its_check_after_a_restart_of_the_engine_ends
     monkeypatch.setattr("rllib_srl.cli.serving.serving.WATCH_S", 0.01)
     await parts.serving.push(await candidate(parts, {"a/0": "good"}))
     parts.engine.is_dead, parts.engine.loaded, parts.engine.canary_shift = True, [], 0.5
-    with pytest.raises(ValueError, match=r"it fails its check: .*; go back to its parent: srl"):
-        await _until_stopped(parts.served, parts.serving, parts.training, parts.gateway)
+    message = r"it fails its check: .*; go back to its parent: srl"
+    with pytest.raises(ValueError, match=message), explained(parts.served):
+        await _until_stopped(parts.serving, parts.training)
     assert (await parts.ask()).status_code == 503
 
 

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
-from rllib_srl.cli.serving.translation import Collected, Sampling, ServedRequest, forwarded
+from rllib_srl.cli.serving.translation import Collected, SamplingDefaults, ServedRequest, forwarded
 from rllib_srl.envs.agents.requests import RequestError, read_request
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
-USUAL = Sampling(1.0, 64, (), shows_tools=True)
+USUAL = SamplingDefaults(1.0, 64, (), shows_tools=True)
+WITHOUT_TOOLS = SamplingDefaults(1.0, 64, ())
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>'
 
 
@@ -19,13 +20,13 @@ def asked(**fields: Any) -> ServedRequest:
     return read_request(json.dumps(body).encode(), ServedRequest)
 
 
-def sent(usual: Sampling = USUAL, **fields: Any) -> dict[str, Any]:
+def sent(usual: SamplingDefaults = USUAL, **fields: Any) -> dict[str, Any]:
     return forwarded(asked(**fields), usual, "v0")[0]
 
 
 @pytest.mark.parametrize(("ends", "wanted"), [((), None), ((7, 9), [7, 9])])
 def test_what_closes_a_turn_in_the_template_ends_an_answer(ends: tuple[int, ...], wanted: list[int] | None) -> None:
-    assert sent(Sampling(1.0, 64, ("\n",), ends)).get("stop_token_ids") == wanted
+    assert sent(SamplingDefaults(1.0, 64, ("\n",), ends)).get("stop_token_ids") == wanted
 
 
 def test_a_greedy_request_may_say_so_twice() -> None:
@@ -59,14 +60,14 @@ def test_what_clients_ask_for_is_passed_on_and_what_edits_probabilities_is_not_t
 
 
 @pytest.mark.parametrize(("fields", "usual", "param"), [
-    ({"tools": [TOOL]}, Sampling(1.0, 64, ()), "tools"),
-    ({"messages": [{"role": "tool", "content": "7", "tool_call_id": "1"}]}, Sampling(1.0, 64, ()), "messages"),
+    ({"tools": [TOOL]}, WITHOUT_TOOLS, "tools"),
+    ({"messages": [{"role": "tool", "content": "7", "tool_call_id": "1"}]}, WITHOUT_TOOLS, "messages"),
     ({"tool_choice": "required"}, USUAL, "tool_choice"),
     ({"top_logprobs": 2}, USUAL, "top_logprobs"),
     ({"response_format": {"type": "json_schema"}}, USUAL, "response_format"),
 ])  # fmt: skip
 def test_contradictions_and_tools_that_no_template_shows_are_refused(
-    fields: dict[str, Any], usual: Sampling, param: str
+    fields: dict[str, Any], usual: SamplingDefaults, param: str
 ) -> None:
     with pytest.raises(RequestError) as error:
         forwarded(asked(**fields), usual, "v0")
@@ -74,7 +75,7 @@ def test_contradictions_and_tools_that_no_template_shows_are_refused(
 
 
 def test_a_seed_is_left_out_where_the_engine_would_end_at_it() -> None:
-    assert "seed" not in sent(Sampling(1.0, 64, (), can_seed=False), seed=3)
+    assert "seed" not in sent(SamplingDefaults(1.0, 64, (), can_seed=False), seed=3)
 
 
 def choice(index: int, text: str, ids: list[int], reason: str | None = "stop", name: str = "message") -> dict[str, Any]:
