@@ -58,6 +58,14 @@ def random_llama_dir(tmp_path_factory):
     return save_random_llama(tmp_path_factory.mktemp("random_llama"))
 
 
+@pytest.fixture
+def config(random_llama_dir):
+    """Return settings of which only environment and model are given; many files have others under this name."""
+    from rllib_srl import SRLConfig
+
+    return SRLConfig().environment("compare").rl_module(model_config={"model": str(random_llama_dir)})
+
+
 @pytest.fixture(scope="session")
 def quick_ray():
     """Let every Ray that starts in this process fork its workers."""

@@ -29,16 +29,13 @@ def job() -> dict[str, Any]:
     return spec
 
 
-def pods_of(job: dict[str, Any]) -> list[dict[str, Any]]:
-    cluster = job["rayClusterSpec"]
-    return [group["template"]["spec"] for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
-
-
 def test_the_job_resumes_from_the_shared_volume(job: dict[str, Any]) -> None:
     command, action, *words = shlex.split(job["entrypoint"])
     arguments = train.main.parse(words)
     assert (command, action, arguments.resume, job["backoffLimit"]) == ("srl", "train", "auto", 3)
-    for pod in pods_of(job):
+    cluster = job["rayClusterSpec"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        pod = group["template"]["spec"]
         (container,) = pod["containers"]
         volumes = {volume["name"]: volume for volume in pod["volumes"]}
         volume_at = {Path(mount["mountPath"]): volumes[mount["name"]] for mount in container["volumeMounts"]}

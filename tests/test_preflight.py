@@ -85,14 +85,6 @@ def test_it_runs_on_this_machine() -> None:
     assert result.returncode == int("  missing  " in result.stdout)
 
 
-def run_setup(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run setup.sh of a copy of the repository's scripts, in which nothing is installed."""
-    shutil.copytree(REPO / "scripts", folder / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
-    command = [str(shutil.which("bash")), "scripts/setup.sh", *arguments]
-    environment = {**os.environ, **environment}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, input="")
-
-
 def fake_path(folder: Path, **scripts: str) -> str:
     """Return a PATH with the tools setup.sh uses, no Python, and `scripts` as shell programs."""
     folder.mkdir()
@@ -108,8 +100,10 @@ def test_setup_stops_before_it_changes_anything(tmp_path: Path) -> None:
     fake = f'case "$1" in scripts/preflight.py) echo "  missing  disk"; exit 1;; *) exec {sys.executable} "$@";; esac'
     for name in ("setup.cfg", "pyproject.toml"):
         shutil.copy(REPO / name, tmp_path / name)
+    shutil.copytree(REPO / "scripts", tmp_path / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
     path = f"{fake_path(tmp_path / 'bin', python9=fake)}:{os.environ['PATH']}"
-    result = run_setup(tmp_path, "--set", "cpu", PATH=path, PYTHON="python9")
+    command, env = ["bash", "scripts/setup.sh", "--set", "cpu"], {**os.environ, "PATH": path, "PYTHON": "python9"}
+    result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, input="")
     assert result.returncode == 1
     assert "missing  disk" in result.stdout
     assert "nothing was changed" in result.stderr

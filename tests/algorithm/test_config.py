@@ -20,11 +20,6 @@ from rllib_srl.algorithm.validation import USED, faults_of
 PACKAGE = Path(rllib_srl.__file__).parent
 
 
-@pytest.fixture
-def config(random_llama_dir):
-    return SRLConfig().environment("compare").rl_module(model_config={"model": str(random_llama_dir)})
-
-
 def test_the_defaults_are_without_fault(config):
     assert faults_of(config) == []
     config.validate()
@@ -143,11 +138,9 @@ def test_several_agents_are_refused(config):
     assert "policies = several; expected one: SRL trains a single policy" in faults_of(config)
 
 
-METHODS = ("environment", "env_runners", "training", "evaluation")
-
-
 def test_a_grouped_method_sets_its_settings():
-    for method, name in ((one, name) for one in METHODS for name in tables.settings_of(one)):
+    methods = ("environment", "env_runners", "training", "evaluation")
+    for method, name in ((one, name) for one in methods for name in tables.settings_of(one)):
         config, mark = SRLConfig(), object()
         assert getattr(config, name) == tables.SETTINGS[name].initial
         assert getattr(config, method)(**{name: mark}) is config

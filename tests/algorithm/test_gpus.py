@@ -18,11 +18,6 @@ from rllib_srl.rollout.env_runner import LLMEnvRunner
 COLOCATED = GpuShares(0.6, 0.4, is_colocated=True)
 
 
-@pytest.fixture
-def config(random_llama_dir):
-    return SRLConfig().environment("compare").rl_module(model_config={"model": str(random_llama_dir)})
-
-
 @pytest.mark.parametrize(("num_gpus", "runners", "learners", "expected"), [
     (0, 4, 2, GpuShares(0, 0)), (1, 1, 0, COLOCATED), (1, 0, 0, COLOCATED), (2, 1, 1, GpuShares(1, 1)),
     (2, 2, 2, COLOCATED), (3, 2, 1, GpuShares(1, 1)), (8, 4, 4, GpuShares(1, 1)), (4, 4, 2, COLOCATED),

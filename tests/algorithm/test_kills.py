@@ -129,11 +129,6 @@ def drawn(algo) -> list[list[str]]:
     return prompts
 
 
-def assert_all_were_played(seen, prompts) -> None:
-    """Everything that was drawn was played, and once."""
-    assert sorted(m.prompt.key for batch in seen for m in batch.groups) == sorted(p.key for p in prompts[-1])
-
-
 def assert_engines_agree(algo) -> None:
     """Every engine computes with the same weights, those of the last update."""
     prints = algo.runners.fingerprint(algo.runners.ids, 30)
@@ -158,7 +153,8 @@ def test_a_runner_dies_while_it_loads_then_hangs_then_always_dies(config):
         start = time.monotonic()
         assert algo.train()["num_runner_restarts"] == 2
         assert 15 <= time.monotonic() - start < 15 + RUNNER_BACK_S
-        assert_all_were_played(seen, prompts)
+        # Everything that was drawn was played, and once.
+        assert sorted(m.prompt.key for batch in seen for m in batch.groups) == sorted(p.key for p in prompts[-1])
         assert old != second != pids_of(algo)
         with pytest.raises(ProcessLookupError):
             os.kill(second[1], 0)

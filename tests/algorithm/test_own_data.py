@@ -14,12 +14,12 @@ import yaml
 
 from rllib_srl import SRLConfig
 from rllib_srl.algorithm.own_data import data_settings, reward_settings
-from rllib_srl.cli import train
 from rllib_srl.cli.shared import runs
-from rllib_srl.cli.shared.settings import SettingsError, given_settings
+from rllib_srl.cli.shared.settings import SettingsError
 from rllib_srl.common.loading import functions_in, import_path_of
 from rllib_srl.envs.rewards.scoring import RewardError, Rewards
 from rllib_srl.rollout.env_calls import RunEndedError
+from tests.cli.test_script_settings import given
 
 ROWS = [{"question": f"Which is largest: {n}, {n + 5} or {n + 9}?", "answer": str(n + 9)} for n in range(10, 60)]
 
@@ -136,10 +136,6 @@ def test_a_reward_must_end_before_the_step(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="reward_timeout_s = 30; expected less than env_timeout_s = 10"):
         config.validate()
     config.env_runners(env_timeout_s=40.0, max_episode_tokens=96).validate()
-
-
-def given(*argv: str) -> dict:
-    return given_settings(train.main.parse(list(argv)))
 
 
 def test_flags_stand_for_environment_and_settings(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from rllib_srl import SRL
-from rllib_srl.people.rating import Answer
 from rllib_srl.people.rating_store import RATINGS, RatingStore
 from rllib_srl.people.stored_answers import StoredAnswers
 from rllib_srl.replay.payloads import decode
@@ -25,16 +24,12 @@ pytestmark = pytest.mark.slow
 COUNTS = ("num_applied", "num_changed", "num_unused")
 
 
-def answers_in(directory: Path) -> list[Answer]:
-    with StoredAnswers.of_run(directory, lambda: str) as answers:
-        return list(answers.newest_first())
-
-
 def rate(directory: Path | str, **values: str) -> None:
     """Rate answers by id; a letter for a dot and a slash: g1_0e2="good" is "1.0/2"."""
     directory = Path(directory)
     named = {name[1:].replace("_", ".").replace("e", "/"): value for name, value in values.items()}
-    known = {one.answer_id: one for one in answers_in(directory)}
+    with StoredAnswers.of_run(directory, lambda: str) as answers:
+        known = {one.answer_id: one for one in answers.newest_first()}
     with RatingStore(directory / RATINGS) as store:
         for answer_id, value in named.items():
             assert store.rate(known[answer_id], value)

@@ -12,11 +12,6 @@ from rllib_srl.cli.shared.flags import add_settings
 from rllib_srl.cli.shared.settings import SettingsError, all_settings, given_settings
 
 
-@pytest.fixture
-def config(random_llama_dir):
-    return SRLConfig().environment("compare").rl_module(model_config={"model": str(random_llama_dir)})
-
-
 def test_settings_are_few():
     assert len(all_settings()) <= 160
 

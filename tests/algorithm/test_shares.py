@@ -18,13 +18,11 @@ def test_groups_signal_and_tokens_are_counted_by_origin():
     # two episodes of 5 loss tokens a turn
     groups = [a_meta("fresh"), a_meta("fresh", NONE), a_meta("revisit", num_turns=2), a_meta("reuse", num_turns=3)]
     counts = counts_of(groups, [groups[0], *groups[2:]])
-    found = {what: [counts[f"num_{what}_{o}"] for o in ("fresh", "revisit", "reuse")] for what in WHATS}
+    whats = ("groups", "signal", "tokens", "generated")
+    found = {what: [counts[f"num_{what}_{o}"] for o in ("fresh", "revisit", "reuse")] for what in whats}
     assert found == {"groups": [2, 1, 1], "signal": [1, 1, 1], "tokens": [10, 20, 30], "generated": [20, 20, 30]}
     shares = shares_of(counts)
     assert (shares["revisit_share_prompts"], shares["revisit_share_signal"]) == (1 / 3, 1 / 2)
     assert shares["revisit_share_tokens"] == 20 / 30
     assert (shares["reuse_share_prompts"], shares["reuse_share_signal"]) == (1 / 4, 1 / 3)
     assert shares["reuse_share_tokens"] == 30 / 60
-
-
-WHATS = ("groups", "signal", "tokens", "generated")

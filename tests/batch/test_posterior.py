@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_srl import SRLConfig
 from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.batch.advantages import AdvantageEstimator, group_relative
 from rllib_srl.batch.posterior import NO_HISTORY, baseline, posterior, predicted
@@ -134,8 +133,7 @@ def test_one_episode_is_enough_with_a_prior_alone():
 
 
 @pytest.fixture
-def config(random_llama_dir):
-    config = SRLConfig().environment("compare").rl_module(model_config={"model": str(random_llama_dir)})
+def config(config):
     return config.training(advantage="posterior")
 
 

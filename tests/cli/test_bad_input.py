@@ -54,10 +54,7 @@ def test_a_uri_is_refused_and_no_folder_is_named_after_it(words, tmp_path, monke
     assert train.main.parse([*RUN, "--out", f"file://{tmp_path}/a%20b"]).out == tmp_path / "a b"
 
 
-READERS = ["evaluate", "compare", "chat", "report", "dashboard", "export", "train"]
-
-
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", ["evaluate", "compare", "chat", "report", "dashboard", "export", "train"])
 def test_directories(name: str, tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture) -> None:
     monkeypatch.chdir(tmp_path)
     Path("results/first").mkdir(parents=True)

@@ -8,10 +8,6 @@ from hypothesis import strategies as st
 from rllib_srl.curriculum.quotas import quotas
 
 
-def generator(seed: int = 0) -> np.random.Generator:
-    return np.random.default_rng(seed)
-
-
 @pytest.mark.parametrize(("num", "weights", "expected"), [
     (8, {0: 3, 1: 1}, {0: 6, 1: 2}),
     (5, {0: 1, 1: 0}, {0: 5, 1: 0}),
@@ -19,12 +15,12 @@ def generator(seed: int = 0) -> np.random.Generator:
     (4, {0: 5, 1: 3, 2: 2}, {0: 2, 1: 1, 2: 1}),
 ])  # fmt: skip
 def test_quotas_by_hand(num, weights, expected):
-    assert quotas(num, weights, generator(8), {}).num == expected
+    assert quotas(num, weights, np.random.default_rng(8), {}).num == expected
 
 
 @pytest.mark.parametrize("weights", [{0: 9, 1: 1}, {0: 0.5, 1: 0.3, 2: 0.2}, {0: 1, 1: 1, 2: 1}])
 def test_what_rounding_takes_is_carried(weights):
-    rng, carry, total = generator(10), dict[int, float](), dict.fromkeys(weights, 0)
+    rng, carry, total = np.random.default_rng(10), dict[int, float](), dict.fromkeys(weights, 0)
     for _ in range(250):
         nums, carry = quotas(4, weights, rng, carry)
         total = {domain: total[domain] + nums[domain] for domain in total}
@@ -40,7 +36,7 @@ def test_what_rounding_takes_is_carried(weights):
 def test_quotas_are_exact_in_total(num, rows, seed):
     weights, carry = ({k: row[i] for k, row in enumerate(rows)} for i in range(2))
     weights[0] += 1
-    nums, carried = quotas(num, weights, generator(seed), carry)
+    nums, carried = quotas(num, weights, np.random.default_rng(seed), carry)
     assert sum(nums.values()) == num and min(nums.values()) >= 0
     assert all(-1 <= value <= 1 for value in carried.values())
     assert not any(nums[k] or carried[k] for k, weight in weights.items() if not weight)

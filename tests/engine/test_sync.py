@@ -11,7 +11,6 @@ import xxhash
 
 from rllib_srl.engine import (
     CanaryGap,
-    WeightBundle,
     WeightSyncError,
     canary_sequences,
     check_canary,
@@ -31,12 +30,6 @@ def some_tensors() -> dict[str, torch.Tensor]:
         "embed": torch.randn(7, 3), "scalar": torch.tensor(1.5), "empty": torch.zeros(0, 4),
         "steps": torch.tensor([1, 2, 3]), "transposed": torch.randn(4, 6).T,
     }  # fmt: skip
-
-
-def corrupt(bundle: WeightBundle, position: int) -> WeightBundle:
-    buffer = bundle.buffer.copy()
-    buffer[position] ^= 0x10
-    return dataclasses.replace(bundle, buffer=buffer)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -82,8 +75,10 @@ def test_flipped_bits_truncated_buffers_and_swapped_contents_are_named() -> None
     bundle = pack(some_tensors().items(), version=11, dtype="bfloat16")
     for spec in bundle.tensors:
         for position in {0, spec.num_bytes // 2, spec.num_bytes - 1} if spec.num_bytes else ():
+            buffer = bundle.buffer.copy()
+            buffer[spec.offset + position] ^= 0x10
             with pytest.raises(WeightSyncError, match="version 11") as caught:
-                verify(corrupt(bundle, spec.offset + position))
+                verify(dataclasses.replace(bundle, buffer=buffer))
             assert caught.value.tensors == (spec.name,)
     bundle = pack([("a", torch.ones(32)), ("b", torch.zeros(32))], version=1, dtype="float32")
     with pytest.raises(WeightSyncError) as caught:

@@ -37,10 +37,7 @@ def test_majorities_by_hand(votes, least, ties, expected):
     assert agreement(given_votes, str.__eq__, least, ties) == expected
 
 
-VOTES = st.lists(st.sampled_from(["a", "b", "c", None]), max_size=9)
-
-
-@given(VOTES, st.integers(1, 4))
+@given(st.lists(st.sampled_from(["a", "b", "c", None]), max_size=9), st.integers(1, 4))
 def test_a_count_says_the_same(votes, least):
     counts = Counter(vote for vote in votes if vote is not None).most_common()
     best = [vote for vote, count in counts if count == counts[0][1] and count >= least]

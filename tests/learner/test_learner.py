@@ -58,7 +58,8 @@ def test_learners_agree_on_reused_groups(config, ray_here):
     config = config.training(lr=0.0)
     runs = []
     for num_learners in (0, 1, 2):
-        group = learner_group(with_learners(config, num_learners))
+        own = config.copy(copy_frozen=False).learners(num_learners=num_learners, num_cpus_per_learner=0.5)
+        group = learner_group(own)
         runs.append([update(group, *batch) for batch in batches])
         group.shutdown()
     for run in runs[1:]:
@@ -69,10 +70,6 @@ def test_learners_agree_on_reused_groups(config, ray_here):
             for name in compared - {"reuse/num_computed_tokens"}:  # fewer prefixes are shared in smaller shards
                 assert stats[name] == pytest.approx(wanted_stats[name], rel=1e-5, abs=1e-7), name
     assert runs[0][1][1]["reuse/gradient_norm"] > 0.01 and runs[0][4][1]["reuse/gradient_norm"] == 0
-
-
-def with_learners(config, num_learners):
-    return config.copy(copy_frozen=False).learners(num_learners=num_learners, num_cpus_per_learner=0.5)
 
 
 def test_a_non_finite_gradient_skips_the_step_and_is_counted(config, ray_here):

@@ -5,18 +5,12 @@ from typing import Literal, get_args, get_origin
 
 import pytest
 
-from rllib_srl import SRLConfig
 from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.batch.advantages import ADVANTAGES
 from rllib_srl.losses.policy import CLIP_RULES, CORRECTIONS
 from rllib_srl.losses.settings import PRESETS, LossSettings
 
 TABLE = LossSettings.table()
-
-
-@pytest.fixture
-def config(random_llama_dir):
-    return SRLConfig().environment("compare").rl_module(model_config={"model": str(random_llama_dir)})
 
 
 # What tells each preset from the defaults, by the names of the papers.

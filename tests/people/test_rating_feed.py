@@ -4,13 +4,14 @@ import pytest
 
 from rllib_srl.people.rating import Answer
 from rllib_srl.people.rating_feed import RatingFeed
-from rllib_srl.people.rating_store import RATINGS, RatingsError, RatingStore
+from rllib_srl.people.rating_store import RATINGS, RatingsError
 from rllib_srl.people.stored_answers import NotARun, StoredAnswers
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.ratings import fingerprint
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import Group, GroupMeta
 from scripts.memory_laws import check_valid
+from tests.people.test_rating_store import store as store  # a fixture
 from tests.small_buffer import a_group
 
 GROUPS = [a_group(number, (0.0, 0.0), 1) for number in range(4)]
@@ -32,12 +33,6 @@ def memory(tmp_path):
     yield memory
     check_valid(memory.process.actor)
     memory.stop()
-
-
-@pytest.fixture
-def store(tmp_path):
-    with RatingStore(tmp_path / RATINGS) as store:
-        yield store
 
 
 def test_a_new_process_feeds_again_what_was_unused(tmp_path, memory, store):

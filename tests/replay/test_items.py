@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rllib_srl.replay.items import GROUP, ITEM, Tables
+from rllib_srl.replay.items import GROUP, Tables
 from rllib_srl.replay.schedule.recall import Recall
 from rllib_srl.replay.selection.sampler import Draws, sample
 from rllib_srl.replay.settings import ReplaySettings
@@ -106,11 +106,6 @@ def test_a_slot_is_the_smallest_free_row_and_a_number_is_given_once():
         tables.remove_item(slot)
     assert [add(tables, number) for number in (100, 101, 102)] == [7, 40, 69]
     assert tables.items["seq"][[7, 40, 69]].tolist() == [70, 71, 72]
-
-
-def test_rows_are_small():
-    for dtype, size in ((ITEM, 144), (GROUP, 64)):
-        assert dtype.itemsize == size == sum(dtype[name].itemsize for name in dtype.names), "no gaps"
 
 
 def test_misuse_is_refused_and_changes_nothing():

@@ -21,10 +21,6 @@ RETENTIONS = st.floats(0.05, 0.99)
 LAWS = settings(max_examples=12)
 
 
-def columns_of(visit):
-    return tuple(np.array(column) for column in zip(*visit))
-
-
 def reviewed(rule, items, *visit) -> np.ndarray:
     """Return the rows of items after a visit."""
     return filled(items.copy(), rule.review(items, *visit))
@@ -34,7 +30,7 @@ def after(rule, visits, num: int = 3) -> list[np.ndarray]:
     """Return the rows of items before the first visit and after each."""
     states = [np.zeros(num, ITEM)]
     for visit in visits:
-        states.append(reviewed(rule, states[-1], *columns_of(visit)))
+        states.append(reviewed(rule, states[-1], *map(np.array, zip(*visit))))
     return states
 
 
