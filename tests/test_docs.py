@@ -102,9 +102,8 @@ def test_the_readme_is_at_most_160_lines() -> None:
     assert len((docs_check.REPO / "README.md").read_text().splitlines()) <= 160
 
 
-@pytest.fixture
-def broken(tmp_path: Path) -> Path:
-    """Return a repository whose documentation has one fault of each kind beside things that are right."""
+def test_faults_are_found(tmp_path: Path) -> None:
+    """Of a repository whose documentation has one fault of each kind beside things that are right."""
     readme = "[a](docs/a.md) [b](docs/b.md) [c](docs/a.md#two-words) [d](docs/a.md#three) [e](https://x.y/z)\n"
     page = "# Two words\n`[no](link.md)` rllib_srl.types.Group rllib_srl.types.Nothing rllib_srl.gone\n"
     files = {
@@ -119,20 +118,16 @@ def broken(tmp_path: Path) -> Path:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    return tmp_path
-
-
-def test_faults_are_found(broken: Path) -> None:
-    assert docs_check.link_faults(broken) == [
+    assert docs_check.link_faults(tmp_path) == [
         "README.md: docs/b.md does not exist",
         "README.md: docs/a.md#three names a heading that does not exist",
     ]
-    assert docs_check.path_faults(broken) == [
+    assert docs_check.path_faults(tmp_path) == [
         "README.md: scripts/gone.sh does not exist",
         "docs/a.md: rllib_srl.gone does not exist",
         "docs/a.md: rllib_srl.types.Nothing does not exist",
     ]
-    assert docs_check.nav_faults(broken) == [
+    assert docs_check.nav_faults(tmp_path) == [
         "docs/unlisted.md is not in the navigation", "the navigation lists c.md, which does not exist"
     ]
 

@@ -13,17 +13,13 @@ from tests.small_memory import go, memory_config
 STAGES = [{**EVEN, "iterations": 3}, {**ODD, "iterations": 3}, EVEN]
 
 
-@pytest.fixture
-def config(random_llama_dir, tmp_path, ray_here):
-    config = memory_config(random_llama_dir, tmp_path / "log", revisit_fraction=0.5, reuse_fraction=0.25, capacity=12)
-    config.env = None
-    config.env_config = {}
-    return config.replay(eviction="largest_domain").environment(stream=STAGES)
-
-
 @pytest.mark.slow
-def test_counts_of_two_domains_are_those_of_what_was_played_and_drawn(config, build, capsys, caplog):
-    algo = build(config)
+def test_counts_of_two_domains_are_those_of_what_was_played_and_drawn(
+    random_llama_dir, tmp_path, ray_here, build, capsys, caplog
+):
+    config = memory_config(random_llama_dir, tmp_path / "log", revisit_fraction=0.5, reuse_fraction=0.25, capacity=12)
+    config.env, config.env_config = None, {}
+    algo = build(config.replay(eviction="largest_domain").environment(stream=STAGES))
     with caplog.at_level(logging.INFO, "rllib_srl.stages"):
         iterations = go(algo, 7)
     found: dict[str, Counter] = {"even": Counter(), "odd": Counter()}

@@ -17,14 +17,6 @@ class Own(L2):
     """A user's own term."""
 
 
-@pytest.fixture
-def config(random_llama_dir, tmp_path, ray_here):
-    config = memory_config(random_llama_dir, tmp_path, revisit_fraction=0.5)
-    config.env = None
-    config.env_config = {}
-    return config.environment(stream=STAGES)
-
-
 def weights_of(algo):
     return {name: one.detach().clone() for name, one in algo.learner_group._learner.policy.named_parameters()}
 
@@ -36,7 +28,10 @@ def distance(state, weights):
 
 
 @pytest.mark.slow
-def test_stages_end_weights_are_held_and_a_run_resumes_exactly(config, build, tmp_path):
+def test_stages_end_weights_are_held_and_a_run_resumes_exactly(random_llama_dir, ray_here, build, tmp_path):
+    config = memory_config(random_llama_dir, tmp_path, revisit_fraction=0.5)
+    config.env, config.env_config = None, {}
+    config.environment(stream=STAGES)
     free, held = build(config), build(config, regularisers={"ewc": 1e4})
     for algo in (free, held):
         go_on(algo, 2)

@@ -94,17 +94,12 @@ def test_bad_input_is_one_message(argv: list[str], message: str, capsys: pytest.
     assert status and message in capsys.readouterr().err
 
 
-def said_to(argv: list[str], lines: str, capsys: pytest.CaptureFixture) -> tuple[int, str, str]:
-    capsys.readouterr()
-    status = run_cleanly(lambda: chat.chat(chat.main.parse(argv), io.StringIO(lines)), debug=False)
-    read = capsys.readouterr()
-    return status, read.out, read.err
-
-
 @pytest.mark.slow
 def test_a_run_answers_with_the_weights_of_its_checkpoint(trained: Path, capsys: pytest.CaptureFixture) -> None:
-    flags = ["--temperature", "0", "--max-tokens", "4"]
-    status, out, err = said_to([str(trained), *flags], "Which is largest: 4, 7 or 5?\n", capsys)
+    words = chat.main.parse([str(trained), "--temperature", "0", "--max-tokens", "4"])
+    capsys.readouterr()
+    status = run_cleanly(lambda: chat.chat(words, io.StringIO("Which is largest: 4, 7 or 5?\n")), debug=False)
+    out, err = capsys.readouterr()
     assert status == 0 and re.fullmatch(r" ?\d+.*\n", out), (out, err)
     assert "checkpoint_000002; Question: ... Answer:" in err
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_srl import SRLConfig
 from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.common.callbacks import SRLCallback
 from rllib_srl.curriculum.prompts import PromptSource
@@ -231,23 +230,16 @@ class Noted(SRLCallback):
         self.calls.append(("domain", now, domain))
 
 
-@pytest.fixture
-def config(random_llama_dir, tmp_path, ray_here) -> SRLConfig:
-    config = small_config(random_llama_dir, tmp_path)
-    config.env, Noted.calls, Noted.extra = None, [], ()
-    return config.environment(
-        stream=[
-            {"env": EVEN, "domain": "few", "env_config": {"num_prompts": 20}, "iterations": 2},
-            {"env": EVEN, "domain": "many", "env_config": {"num_prompts": 50}, "iterations": 1},
-            {"env": ODD, "iterations": 2},
-        ]
-    )
-
-
 @pytest.mark.slow
-def test_a_run_plays_its_stream_and_calls_its_hooks(config, build):
-    Noted.extra = (Prompt(ODD, "odd 2", "odd"),)
-    algo = build(config.callbacks(Noted))
+def test_a_run_plays_its_stream_and_calls_its_hooks(random_llama_dir, tmp_path, ray_here, build):
+    config = small_config(random_llama_dir, tmp_path)
+    config.env, Noted.calls, Noted.extra = None, [], (Prompt(ODD, "odd 2", "odd"),)
+    stages = [
+        {"env": EVEN, "domain": "few", "env_config": {"num_prompts": 20}, "iterations": 2},
+        {"env": EVEN, "domain": "many", "env_config": {"num_prompts": 50}, "iterations": 1},
+        {"env": ODD, "iterations": 2},
+    ]
+    algo = build(config.environment(stream=stages).callbacks(Noted))
     seen = watch(algo)
     for _ in range(4):
         algo.train()

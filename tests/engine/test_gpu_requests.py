@@ -176,16 +176,12 @@ def test_a_lost_worker_breaks_the_engine_wherever_it_is_noticed(error, executor)
             engine.score([[1, 2]])
 
 
-def bundle_of(*sizes):
-    named = [(f"w{i}", torch.arange(size, dtype=torch.float32) + i) for i, size in enumerate(sizes)]
-    return pack(named, 3, "float32")
-
-
 @pytest.mark.engine
 def test_several_workers_get_a_bundle_in_parts_through_one_block(monkeypatch):
     from rllib_srl.engine import vllm_transfer
 
-    bundle = bundle_of(100, 5, 3000, 7, 16, 1)
+    lengths = 100, 5, 3000, 7, 16, 1
+    bundle = pack([(f"w{i}", torch.arange(float(length)) + i) for i, length in enumerate(lengths)], 3, "float32")
     assert [[spec.name for spec in part] for part in vllm_transfer.parts_of(bundle, 1024)] == [
         ["w0", "w1"], ["w2"], ["w3", "w4", "w5"],
     ]  # fmt: skip

@@ -100,8 +100,6 @@ def test_a_group_of_another_policy_is_not_taken_out_of_a_history_that_it_is_not_
     assert drawn == {"1.0": (0.0, 0.0), "1.1": (1.0, 2.0)}
 
 
-# A naive twin
-
 KINDS = [(1, 1, 1, 1), (0, 0, 0, 0), (1, 0, 0, 1), (1,), (0,), (0.5, 0.25, 0.5), (1, 1)]
 PLAYS = st.tuples(st.integers(0, 3), st.sampled_from(KINDS), st.booleans())  # prompt, rewards, whether it is refused
 CALLS = st.lists(st.lists(PLAYS, min_size=1, max_size=5), max_size=8)

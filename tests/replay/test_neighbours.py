@@ -53,9 +53,8 @@ def test_a_sort_gives_the_same_answers(ids, seed, by_faiss):
         assert similarity[q][: len(expected)] == pytest.approx([s for _, s in expected], abs=1e-12)
 
 
-@pytest.fixture
-def card(monkeypatch):
-    """Let faiss search on the CPU where it is asked to on a GPU."""
+def test_a_card_that_is_missing_or_wrong_is_refused(monkeypatch):
+    """With a faiss that searches on the CPU where it is asked to on a GPU."""
     faiss = pytest.importorskip("faiss")
 
     class Resources:
@@ -69,11 +68,6 @@ def card(monkeypatch):
     monkeypatch.setattr(faiss, "StandardGpuResources", Resources, raising=False)
     monkeypatch.setattr(faiss, "knn_gpu", knn_gpu, raising=False)
     monkeypatch.setattr(faiss, "get_num_gpus", lambda: 1, raising=False)
-
-
-def test_a_card_that_is_missing_or_wrong_is_refused(card, monkeypatch):
-    import faiss
-
     check_card()
     right = faiss.knn_gpu
     monkeypatch.setattr(faiss, "knn_gpu", lambda *args, **how: (None, right(*args, **how)[1] + 1))
