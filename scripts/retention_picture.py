@@ -17,26 +17,27 @@ import matplotlib
 import numpy as np
 
 from rllib_srl.studies.report.charts import COLOURS, DASHES, FONT
-from scripts.retention_study import NUM_TASKS, SEEDS, TESTED, TOKENS, best, read_rows, rows_of
+from scripts.retention_study import NUM_TASKS, PLANS, TESTED, TOKENS, best, read_rows, rows_of, rows_of_arm
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
 TITLES = {"none": "no memory", "uniform": "old prompts come back", TESTED: "old answers are held"}
 SIZE = (9.6, 2.5)  # inches
+PLAN = PLANS[0]  # conflict streams
 
 
 def median_seed(rows: Sequence[Mapping[str, Any]]) -> int:
     """Return the seed of the proof with the lower median of tested form minus uniform revisits."""
-    final = {(row["arm"], row["seed"]): row["final"] for row in rows if row["kind"] == "conflict"}
-    gains = sorted((final[TESTED, seed] - final["uniform", seed], seed) for seed in SEEDS["conflict"][1])
+    final = {(row["arm"], row["seed"]): row["final"] for row in rows if row["kind"] == PLAN.kind}
+    gains = sorted((final[TESTED, seed] - final["uniform", seed], seed) for seed in PLAN.table)
     return gains[(len(gains) - 1) // 2][1]
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Write the picture as SVG; equal rows give equal bytes."""
     seed = median_seed(rows)
-    chosen = {row["arm"]: row for row in rows if row["kind"] == "conflict" and row["seed"] == seed}
+    chosen = {row["arm"]: row for row in rows if row["kind"] == PLAN.kind and row["seed"] == seed}
     tokens = np.arange(NUM_TASKS + 1) * TOKENS / 1000
     with matplotlib.rc_context({**FONT, "font.size": 8, "svg.hashsalt": "retention"}):
         figure, panels = pyplot.subplots(1, NUM_TASKS, figsize=SIZE, sharey=True, layout="constrained")
@@ -62,7 +63,8 @@ def main() -> None:
     parser.add_argument("picture", type=Path)
     arguments = parser.parse_args()
     rows = read_rows(arguments.directory / "trials.jsonl")
-    shown = [rows_of(rows, "conflict", arm, best(rows, "conflict", arm)).values() for arm in TITLES]
+    own = {arm: rows_of_arm(rows, PLAN.kind, arm) for arm in TITLES}
+    shown = [rows_of(own[arm], best(rows, PLAN, arm) or {}, PLAN.table).values() for arm in TITLES]
     draw([row for by_seed in shown for row in by_seed], arguments.picture)
 
 

@@ -1,12 +1,12 @@
-"""All arms of the study of retention at one learning rate, on streams drawn from a pool of tasks.
+"""The study of retention on streams drawn from a pool of tasks: attempt 3, and all other arms at one learning rate.
 
     python scripts/retention_study.py DIRECTORY            runs what is missing; goes on where it was ended
+    python scripts/retention_study.py DIRECTORY --last     the same from the end: a second process, beside the first
     python scripts/retention_study.py DIRECTORY --table    prints the tables of what has ended, and runs nothing
 
 Each trial adds one row to DIRECTORY/trials.jsonl; docs/data/retention has the rows that docs/LOG.md reports. An arm
-with more than one setting runs all of them on the development seeds; the one with the best mean final accuracy runs on
-the seeds of the table. The three arms of attempt 2 keep the settings that were frozen there
-(docs/design/0023-retention.md).
+with more than one setting runs all of them on the development seeds of its plan; the one with the best mean final
+accuracy runs on the seeds of the table. docs/design/0023-retention.md has the plans.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rllib_srl.cli.shared.run_log import json_lines
 from rllib_srl.cli.shared.settings import build_config
 from rllib_srl.contrib.retained import AsActed, CrossEntropy, FromStart, Importance
 from rllib_srl.studies.accuracy import FinalParts, final_parts, forgetting
-from rllib_srl.studies.seeds import bootstrap_interval, is_not_worse
+from rllib_srl.studies.seeds import bootstrap_interval, holm, is_not_worse, paired_test
 from rllib_srl.tune_configs.arms import COMMON
 from rllib_srl.tune_configs.kinds import KINDS
 
@@ -83,22 +83,19 @@ SHARED = {  # a task, and those that give it .1 or more
 }
 NUM_TASKS, TOKENS = 5, 20_000  # stages of a stream, generated tokens of each
 NUM_AT_MARKS, NUM_AT_END = 768, 3_000  # held-out prompts of all tasks together
-SEEDS = {  # of development, of the table
-    "conflict": ((7001, 7002), tuple(range(7101, 7113))),
-    "shared": ((8001, 8002), tuple(range(8101, 8113))),
-}
 STRONG = 0.2  # lost accuracy
 RATE = 4e-4
 WEIGHTS, SHARES = (0.3, 1.0, 3.0, 10.0), (0.1, 0.25, 0.4, 0.6)
 OFF: dict[str, Any] = {"replay_revisit_fraction": 0.0, "replay_reuse_fraction": 0.0}
 MARGIN = 0.02
-TESTED = "retention_revisits"
+ALPHA = 0.05 / 3  # of an attempt
+TESTED = "retention_revisits"  # of attempt 2; that of attempt 3 is `cross_entropy`
 
 Settings = Mapping[str, Any]
 
 
 class Arm(NamedTuple):
-    """What is compared: the settings that it fixes, and the one that is tuned, with its values."""
+    """What is compared: its settings unless they are tuned, and the one that is tuned at one rate, with its values."""
 
     fixed: dict[str, Any]
     tuned: str
@@ -131,12 +128,52 @@ FROZEN = {  # by attempt 2 and its check, on four development seeds
     "conflict": {"none": 2e-4, "uniform": 0.4, TESTED: 3.0},
     "shared": {"uniform": 0.25, TESTED: 0.3},
 }
-PHASES = [  # kind and arms; all of a phase are tuned before its table seeds begin
-    *((kind, ("none", "uniform", TESTED, "srl")) for kind in SEEDS),
-    ("conflict", ("retention", "retention_60", "cross_entropy", "joint")),
-    ("conflict", ("importance", "from_start", "as_acted", "lwf")),
-    ("shared", ("retention", "cross_entropy", "joint")),
-    ("shared", ("importance", "from_start", "as_acted", "lwf")),
+
+
+class Plan(NamedTuple):
+    """Arms on one kind of streams. All are tuned on the development seeds before the seeds of the table begin."""
+
+    name: str
+    kind: str
+    development: Sequence[int]
+    table: Sequence[int]
+    grids: Mapping[str, Sequence[Settings]]  # arm -> the settings among which tuning chooses
+
+
+def at_one_rate(kind: str, *arms: str) -> Plan:
+    """Return a part of the plan for arms that decide nothing."""
+    first = {"conflict": 7000, "shared": 8000}[kind]
+    grids = {
+        arm: [{ARMS[arm].tuned: value} for value in ([FROZEN[kind][arm]] if arm in FROZEN[kind] else ARMS[arm].values)]
+        for arm in arms
+    }
+    seeds = (first + 1, first + 2), tuple(range(first + 101, first + 113))
+    return Plan("one rate", kind, *seeds, grids)
+
+
+def crossed(name: str, values: Sequence[float]) -> list[Settings]:
+    """Return the settings of attempt 3 for an arm: two rates and two values."""
+    return [{"lr": rate, name: value} for rate in (2e-4, RATE) for value in values]
+
+
+ATTEMPT_3 = [
+    Plan("attempt 3", "conflict", tuple(range(7101, 7109)), tuple(range(7201, 7249)), {
+        "none": [{"lr": 2e-4}, {"lr": 4e-4}, {"lr": 1e-4, "num_epochs": 2}, {"lr": 2e-4, "num_epochs": 2}],
+        "uniform": crossed("replay_revisit_fraction", (0.25, 0.4)),
+        "cross_entropy": crossed("replay_retain", (1.0, 3.0)),
+    }),
+    Plan("attempt 3", "shared", tuple(range(8101, 8109)), tuple(range(8201, 8225)), {
+        "uniform": crossed("replay_revisit_fraction", (0.25, 0.4)),
+        "cross_entropy": crossed("replay_retain", (1.0, 3.0)),
+    }),
+]  # fmt: skip
+PLANS = [
+    *(at_one_rate(kind, "none", "uniform", TESTED, "srl") for kind in ("conflict", "shared")),
+    at_one_rate("conflict", "retention", "retention_60", "cross_entropy", "joint"),
+    *ATTEMPT_3,
+    at_one_rate("conflict", "importance", "from_start", "as_acted", "lwf"),
+    at_one_rate("shared", "retention", "cross_entropy", "joint"),
+    at_one_rate("shared", "importance", "from_start", "as_acted", "lwf"),
 ]
 
 
@@ -146,7 +183,7 @@ class Trial(NamedTuple):
     kind: str
     arm: str
     seed: int
-    settings: dict[str, Any]  # those that are tuned
+    settings: Settings  # those that are tuned
 
 
 # --- streams --------------------------------------------------------------------------------------
@@ -216,9 +253,9 @@ def counted(metrics: Mapping[str, Any], name: str) -> int:
 def run(trial: Trial, tasks: Sequence[str]) -> dict[str, Any]:
     """Train on a stream and return a row: accuracies before, after each stage and at the end, and costs.
 
-    On a development seed only the end is measured.
+    On a seed that is in no table only the end is measured.
     """
-    marks = NUM_AT_MARKS if trial.seed in SEEDS[trial.kind][1] else 0
+    marks = NUM_AT_MARKS if any(trial.seed in plan.table for plan in PLANS) else 0
     begin, seconds, trained, num_held = time.perf_counter(), 0.0, 0, 0
     config = build_config(settings_of(trial, tasks))
     if (learner := ARMS[trial.arm].learner) is not None:
@@ -254,44 +291,56 @@ def run(trial: Trial, tasks: Sequence[str]) -> dict[str, Any]:
 # --- the plan -------------------------------------------------------------------------------------
 
 
-def grid_of(kind: str, arm: str) -> list[dict[str, Any]]:
-    """Return the settings of an arm among which tuning chooses; one where attempt 2 has frozen it."""
-    values = [FROZEN[kind][arm]] if arm in FROZEN[kind] else ARMS[arm].values
-    return [{ARMS[arm].tuned: value} for value in values]
-
-
-def best_of(rows: Sequence[Mapping[str, Any]], settings: Sequence[Settings], num_seeds: int) -> dict[str, Any] | None:
-    """Return the setting with the best mean final accuracy; None if one has not all its development seeds."""
-    finals = [{row["seed"]: row["final"] for row in rows if key_of(row["settings"]) == key_of(s)} for s in settings]
-    if any(len(by_seed) < num_seeds for by_seed in finals):
+def best_of(rows: Sequence[Mapping[str, Any]], grid: Sequence[Settings], seeds: Sequence[int]) -> Settings | None:
+    """Return the setting with the best mean final accuracy over seeds; None if one has not all of them."""
+    finals = [[row["final"] for row in rows_of(rows, setting, seeds).values()] for setting in grid]
+    if any(len(final) < len(seeds) for final in finals):
         return None
-    return dict(settings[int(np.argmax([fmean(by_seed.values()) for by_seed in finals]))])
+    return grid[int(np.argmax([fmean(final) for final in finals]))]
 
 
-def key_of(settings: Settings) -> str:
-    """Return the same text for equal settings, read from a file or not."""
-    return json.dumps(settings, sort_keys=True)
+def key_of(arm: str, settings: Settings) -> str:
+    """Return the same text for equal settings of an arm, tuned or fixed, read from a file or not."""
+    return json.dumps({**ARMS[arm].fixed, **settings}, sort_keys=True)
 
 
-def best(rows: Sequence[Mapping[str, Any]], kind: str, arm: str) -> dict[str, Any] | None:
+def rows_of_arm(rows: Sequence[Mapping[str, Any]], kind: str, arm: str) -> list[Mapping[str, Any]]:
+    """Return the rows of an arm on a kind of streams."""
+    return [row for row in rows if (row["kind"], row["arm"]) == (kind, arm)]
+
+
+def rows_of(
+    rows: Sequence[Mapping[str, Any]], setting: Settings, seeds: Sequence[int]
+) -> dict[int, Mapping[str, Any]]:
+    """Return the row of each seed at one setting, of the rows of one arm."""
+    own = [row for row in rows if key_of(row["arm"], row["settings"]) == key_of(row["arm"], setting)]
+    return {row["seed"]: row for row in own if row["seed"] in seeds}
+
+
+def best(rows: Sequence[Mapping[str, Any]], plan: Plan, arm: str) -> Settings | None:
     """Return the setting that an arm runs with on the seeds of the table; None if tuning has not ended."""
     arm = ARMS[arm].like or arm
-    settings, (seeds, _) = grid_of(kind, arm), SEEDS[kind]
-    runs = [row for row in rows if (row["kind"], row["arm"]) == (kind, arm) and row["seed"] in seeds]
-    return settings[0] if len(settings) == 1 else best_of(runs, settings, len(seeds))
+    grid = plan.grids[arm]
+    return grid[0] if len(grid) == 1 else best_of(rows_of_arm(rows, plan.kind, arm), grid, plan.development)
 
 
 def missing(rows: Sequence[Mapping[str, Any]]) -> Iterator[Trial]:
     """Yield the trials to run next, in order, as far as they are known."""
-    done = {(r["kind"], r["arm"], r["seed"], key_of(r["settings"])) for r in rows}
-    for kind, arms in PHASES:
-        development, table = SEEDS[kind]
-        chosen = {arm: best(rows, kind, arm) for arm in arms}
-        tuned = [arm for arm in arms if len(grid_of(kind, arm)) > 1 and not ARMS[arm].like]
-        wanted = [Trial(kind, arm, seed, s) for seed in development for arm in tuned for s in grid_of(kind, arm)]
+    done = {(row["kind"], row["arm"], row["seed"], key_of(row["arm"], row["settings"])) for row in rows}
+    for plan in PLANS:
+        chosen = {arm: best(rows, plan, arm) for arm in plan.grids}
+        tuned = {arm: grid for arm, grid in plan.grids.items() if len(grid) > 1 and not ARMS[arm].like}
+        wanted = [
+            Trial(plan.kind, arm, seed, setting)
+            for seed in plan.development
+            for arm, grid in tuned.items()
+            for setting in grid
+        ]
         if None not in chosen.values():
-            wanted += [Trial(kind, arm, seed, setting or {}) for seed in table for arm, setting in chosen.items()]
-        todo = [t for t in wanted if (t.kind, t.arm, t.seed, key_of(t.settings)) not in done]
+            wanted += [
+                Trial(plan.kind, arm, seed, setting or {}) for seed in plan.table for arm, setting in chosen.items()
+            ]
+        todo = [t for t in wanted if (t.kind, t.arm, t.seed, key_of(t.arm, t.settings)) not in done]
         if todo:
             yield from todo
             return
@@ -307,40 +356,53 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 def tuning_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield a line for each setting that has ended: mean final accuracy over the development seeds."""
-    for kind, arm in [(kind, arm) for kind, arms in PHASES for arm in arms]:
-        finals = defaultdict(list)
-        for row in rows:
-            if (row["kind"], row["arm"]) == (kind, arm) and row["seed"] in SEEDS[kind][0]:
-                finals[key_of(row["settings"])].append(row["final"])
-        chosen = best(rows, kind, arm)
-        for name in map(key_of, grid_of(kind, arm)):
-            if values := finals[name]:
-                mark = "  <- best" if chosen is not None and name == key_of(chosen) else ""
-                yield f"{kind:9} {arm:19} {name:40} {fmean(values):.3f} ({len(values)}){mark}"
+    for plan in PLANS:
+        for arm, grid in plan.grids.items():
+            own, chosen = rows_of_arm(rows, plan.kind, arm), best(rows, plan, arm)
+            for setting in grid if len(grid) > 1 else ():
+                if found := rows_of(own, setting, plan.development):
+                    mean = fmean(row["final"] for row in found.values())
+                    mark = "  <- best" if setting == chosen else ""
+                    row = f"{plan.name}  {plan.kind:9} {arm:19} {json.dumps(setting):48}"
+                    yield f"{row} {mean:.3f} ({len(found)}){mark}"
 
 
 def result_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield each arm whose seeds have all ended, and its differences to the tested form and to uniform revisits."""
-    for kind, (_, seeds) in SEEDS.items():
-        by_arm = {arm: rows_of(rows, kind, arm, best(rows, kind, arm)) for arm in ARMS}
-        by_arm = {arm: by_seed for arm, by_seed in by_arm.items() if len(by_seed) == len(seeds)}
-        for arm, by_seed in by_arm.items():
-            settings = key_of(next(iter(by_seed.values()))["settings"])
-            yield f"{kind:9} {arm:19} {settings:40} {parts_of(list(by_seed.values()))}"
-        for other in [arm for arm in (TESTED, "uniform", "none") if arm in by_arm]:
-            for arm in [arm for arm in by_arm if arm != other]:
-                yield f"{kind:9} {arm} - {other}: {in_words(gain_of(by_arm[arm], by_arm[other]))}"
-        if {TESTED, "srl"} <= set(by_arm):
-            is_level = is_not_worse(gain_of(by_arm["srl"], by_arm[TESTED]), MARGIN)
-            yield f"{kind:9} srl is {'' if is_level else 'not '}shown to be no worse than {TESTED} by {MARGIN}"
+    """Yield each arm whose seeds have all ended, with its differences to three others, and what a plan decides."""
+    for name, kind in dict.fromkeys((plan.name, plan.kind) for plan in PLANS):
+        found = dict[str, dict[int, Mapping[str, Any]]]()
+        for plan in [plan for plan in PLANS if (plan.name, plan.kind) == (name, kind)]:
+            for arm in plan.grids:
+                setting = best(rows, plan, arm)
+                ended = rows_of(rows_of_arm(rows, kind, arm), setting, plan.table) if setting is not None else {}
+                if len(ended) == len(plan.table):
+                    found[arm] = ended
+                    parts = parts_of(list(ended.values()))
+                    yield f"{name}  {kind:9} {arm:19} {json.dumps(setting):48} {parts}"
+        for other in [arm for arm in (TESTED, "uniform", "none") if arm in found]:
+            for arm in [arm for arm in found if arm != other]:
+                yield f"{name}  {kind:9} {arm} - {other}: {in_words(gain_of(found[arm], found[other]))}"
+        yield from decision(name, kind, found)
 
 
-def rows_of(
-    rows: Sequence[Mapping[str, Any]], kind: str, arm: str, setting: Settings | None
-) -> dict[int, Mapping[str, Any]]:
-    """Return the row of each seed of the table at one setting of an arm."""
-    arm_rows = [row for row in rows if (row["kind"], row["arm"]) == (kind, arm) and row["seed"] in SEEDS[kind][1]]
-    return {row["seed"]: row for row in arm_rows if setting and key_of(row["settings"]) == key_of(setting)}
+def decision(name: str, kind: str, found: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> Iterator[str]:
+    """Yield what a plan decides on a kind of streams, once the arms that it needs have ended."""
+    if name == "one rate" and {TESTED, "srl"} <= set(found):
+        is_level = is_not_worse(gain_of(found["srl"], found[TESTED]), MARGIN)
+        yield f"{kind:9} srl is {'' if is_level else 'not '}shown to be no worse than {TESTED} by {MARGIN}"
+    if name != "attempt 3" or "cross_entropy" not in found:
+        return
+    tested = found["cross_entropy"]
+    if kind == "shared":
+        is_level = is_not_worse(gain_of(tested, found["uniform"]), MARGIN)
+        yield f"co-primary: {'holds' if is_level else 'missed'}: not worse than uniform by {MARGIN}"
+        return
+    gains = [gain_of(tested, found[other]) for other in ("uniform", "none")]
+    p_values = holm([paired_test(gain).p for gain in gains])
+    holds = all(p < ALPHA and gain.mean() >= MARGIN for p, gain in zip(p_values, gains, strict=True))
+    against_uniform, against_none = p_values
+    verdict = "holds" if holds else "missed"
+    yield f"primary: {verdict}: p after Holm {against_uniform:.4f} (uniform), {against_none:.4f} (none)"
 
 
 def gain_of(tested: Mapping[int, Mapping[str, Any]], other: Mapping[int, Mapping[str, Any]]) -> np.ndarray:
@@ -371,6 +433,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--table", action="store_true", help="print the tables, and run nothing")
+    parser.add_argument("--last", action="store_true", help="begin with the last of the missing trials")
     arguments = parser.parse_args()
     path = arguments.directory / "trials.jsonl"
     if arguments.table:
@@ -378,12 +441,16 @@ def main() -> None:
         print(*tuning_table(rows), *result_table(rows), sep="\n")
         return
     arguments.directory.mkdir(parents=True, exist_ok=True)
-    while (trial := next(missing(read_rows(path)), None)) is not None:
+    while todo := list(missing(read_rows(path))):
+        if arguments.last and len(todo) == 1:
+            time.sleep(20)  # the other process runs it
+            continue
+        trial = todo[-1 if arguments.last else 0]
         row = run(trial, draw_stream(trial.kind, trial.seed))
-        with path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        is_of_proof = trial.seed in SEEDS[trial.kind][1]
-        print(*trial, "" if is_of_proof else f"final {row['final']:.3f}", f"{row['wall_seconds']} s", flush=True)
+        if trial in missing(read_rows(path)):
+            with path.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+        print(trial.kind, trial.arm, trial.seed, json.dumps(trial.settings), f"{row['wall_seconds']} s", flush=True)
 
 
 if __name__ == "__main__":
