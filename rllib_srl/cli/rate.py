@@ -21,7 +21,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -69,12 +69,7 @@ def rate(arguments: argparse.Namespace) -> int:
         RatingStore(path, arguments.scheme).close()  # its scheme from here on
     if (arguments.list or arguments.export) and not path.exists():
         raise RatingsError(f"{directory} has no ratings yet; rate some answers first: srl rate {directory}")
-
-    with ExitStack() as stack:
-        store = stack.enter_context(RatingStore(path))
-        answers = stack.enter_context(StoredAnswers.of_run(directory, decoder_for(arguments)))
-        if arguments.set:
-            check_value(arguments.set[1], store.scheme)
+    with RatingStore(path) as store, StoredAnswers.of_run(directory, decoder_for(arguments)) as answers:
         if arguments.list:
             print_list(store, answers)
         elif arguments.export:
@@ -138,14 +133,9 @@ class RatingSession:
                 answer = next(self._listed, None)
 
     def _take(self, answer: Answer, value: str) -> None:
-        """Rate an answer, or skip it."""
         before = self._store.value_of(answer)
         if value:
-            self._store.rate(answer, value, self._rater)
-            changed = f" (it was {before})" if before not in (TAKEN_BACK, value) else ""
-            found = self._store.rating_of(answer)
-            reward = f", reward {shown_reward(found.reward)}" if found and found.is_given else ""
-            self._show(f"rated {answer.answer_id} {value}{changed}{reward}")
+            self._show(rated(self._store, answer, value, self._rater))
         self._done.append((answer, before, value))
 
     def _undone(self, current: Answer | None) -> Answer | None:
@@ -203,16 +193,22 @@ def _indented(name: str, text: str) -> str:
 
 def set_by_id(store: RatingStore, answers: StoredAnswers, answer_id: str, value: str, rater: str) -> str:
     """Set the rating of one answer, also of one that has left the memory but was rated before; say what has changed."""
-    answer, gone = answers.find(answer_id), store.of_answer(answer_id)
-    rated = answer or (gone.answer if gone else None)
-    if rated is None:
-        raise ValueError(f"id = {answer_id!r} is not in the memory of the run; expected the id of an answer there")
-    before = store.value_of(rated)
-    changed = f" (it was {before})" if store.rate(rated, value, rater) else " already"
-    found = store.rating_of(rated)
-    reward = "" if found is None or found.reward is None else f", reward {shown_reward(found.reward)}"
-    unused = "" if answer else "; unused: the answer is no longer in the memory"
-    return f"rated {answer_id} {value}{changed}{reward}{unused}"
+    check_value(value, store.scheme)
+    if stored := answers.find(answer_id):
+        return rated(store, stored, value, rater)
+    if gone := store.of_answer(answer_id):
+        return f"{rated(store, gone.answer, value, rater)}; unused: the answer is no longer in the memory"
+    raise ValueError(f"id = {answer_id!r} is not in the memory of the run; expected the id of an answer there")
+
+
+def rated(store: RatingStore, answer: Answer, value: str, rater: str) -> str:
+    """Set the rating of an answer; say what has changed."""
+    before = store.value_of(answer)
+    is_new = store.rate(answer, value, rater)
+    was = f" (it was {before})" if is_new and before != TAKEN_BACK else "" if is_new else " already"
+    found = store.rating_of(answer)
+    reward = f", reward {shown_reward(found.reward)}" if found and found.is_given else ""
+    return f"rated {answer.answer_id} {value}{was}{reward}"
 
 
 def print_list(store: RatingStore, answers: StoredAnswers) -> None:

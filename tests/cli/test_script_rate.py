@@ -52,7 +52,7 @@ def test_replies_come_from_a_pipe(run, tmp_path):
 
 
 def test_a_rating_is_set_changed_repeated_and_taken_back_by_its_id(run):
-    assert run("--set", "1.0/1", "2") == "rated 1.0/1 2 (it was none), reward 0.25\n"
+    assert run("--set", "1.0/1", "2") == "rated 1.0/1 2, reward 0.25\n"
     assert run("--set", "1.0/1", "bad") == "rated 1.0/1 bad (it was 2), reward 0\n"
     assert run("--set", "1.0/1", "bad") == "rated 1.0/1 bad already, reward 0\n"
     rows = run("--list").splitlines()
@@ -73,7 +73,7 @@ def test_a_rating_of_an_answer_that_is_gone_is_kept_and_said_to_be_unused(run, m
 
 
 def test_a_scheme_is_set_once_and_its_rewards_are_shown(run):
-    assert run("--scheme", "hybrid", "--set", "1.0/1", "good 4") == "rated 1.0/1 good 4 (it was none), reward 0.8\n"
+    assert run("--scheme", "hybrid", "--set", "1.0/1", "good 4") == "rated 1.0/1 good 4, reward 0.8\n"
     assert run("--set", "1.0/1", "bad 2") == "rated 1.0/1 bad 2 (it was good 4), reward -0.4\n"
     assert run("--list").splitlines()[1].startswith("1.0/1  bad 2   -0.4")
     assert "has scheme 'hybrid' already; leave the scheme out" in run("--scheme", "binary", "--list", status=1)
