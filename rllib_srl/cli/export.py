@@ -24,7 +24,8 @@ from rllib_srl.algorithm.checkpointing import export_checkpoint, refuse_not_empt
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.display import counted
 from rllib_srl.cli.shared.flags import Program, local_directory
-from rllib_srl.cli.shared.run_log import METRICS, json_lines
+from rllib_srl.cli.shared.run_log import json_lines
+from rllib_srl.cli.shared.runs import METRICS
 from rllib_srl.cli.shared.settings import flag_settings, listed, model_config_of, without_secrets
 from rllib_srl.engine.models import SMOLLM2, TINY
 from rllib_srl.storage.disk import writing

@@ -22,9 +22,8 @@ import numpy as np
 
 from rllib_srl.cli.shared.display import duration, printable_lines, text_of
 from rllib_srl.cli.shared.flags import Program, integer_from, local_directory
-from rllib_srl.cli.shared.run_facts import ACCURACY, LIVE_TOKENS, REWARD, RunFacts, episodes_in
-from rllib_srl.cli.shared.run_log import METRICS, PARTS
-from rllib_srl.cli.shared.runs import SETTINGS_FILE, RunError, missing
+from rllib_srl.cli.shared.run_log import ACCURACY, LIVE_TOKENS, PARTS, REWARD, RunFacts, episodes_in
+from rllib_srl.cli.shared.runs import METRICS, SETTINGS_FILE, RunError, missing
 from rllib_srl.cli.shared.settings import all_settings, flat_settings, listed
 from rllib_srl.replay.metrics import by_domain
 from rllib_srl.storage.disk import writing

@@ -18,7 +18,8 @@ from rllib_srl.algorithm.metrics import Report
 from rllib_srl.algorithm.srl import SRL
 from rllib_srl.batch.advantages import AdvantageBatch, AdvantageEstimator
 from rllib_srl.cli.shared.display import Progress
-from rllib_srl.cli.shared.run_log import METRICS, PARTS, json_lines
+from rllib_srl.cli.shared.run_log import PARTS, json_lines
+from rllib_srl.cli.shared.runs import METRICS
 from rllib_srl.cli.shared.training import train_until
 from rllib_srl.losses.settings import LossSettings
 from rllib_srl.replay.intake import Visit

@@ -11,7 +11,7 @@ import yaml
 
 from rllib_srl.cli import report
 from rllib_srl.cli.report import MOST_POINTS, page_of_run, thinned
-from rllib_srl.cli.shared.run_facts import LEARNER, LIVE_TOKENS, REWARD, RunFacts, episodes_in
+from rllib_srl.cli.shared.run_log import LEARNER, LIVE_TOKENS, REWARD, RunFacts, episodes_in
 from rllib_srl.studies.report.charts import Line
 from rllib_srl.studies.report.page import Notice, to_html
 

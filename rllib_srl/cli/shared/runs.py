@@ -23,7 +23,6 @@ import yaml
 from rllib_srl.algorithm.metrics import TRANSCRIPTS
 from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
 from rllib_srl.cli.shared.cluster import command
-from rllib_srl.cli.shared.run_log import METRICS
 from rllib_srl.cli.shared.settings import (
     SHORTHANDS,
     all_settings,
@@ -51,7 +50,7 @@ from rllib_srl.storage.checkpoints import (
 from rllib_srl.storage.disk import writing
 from rllib_srl.storage.paths import MEMORY
 
-SETTINGS_FILE = "settings.yaml"
+SETTINGS_FILE, METRICS = "settings.yaml", "metrics.jsonl"
 FIXED = ("env", "env_config", "envs", "model", "seed", "optimizer_name")  # settings a resumed run cannot change
 SET_ASIDE = "earlier-attempts"  # in the directory of a run: attempts that ended before their first checkpoint
 NOT_INHERITED = ("seal_key_file", "callbacks")  # a directory must not choose the key that verifies it, or code

@@ -14,7 +14,8 @@ from rllib_srl.cli import supervisor
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.cluster import hushed_stderr, start_ray
 from rllib_srl.cli.shared.display import Progress, showing_progress, with_interval
-from rllib_srl.cli.shared.run_log import METRICS, RunLog, keep_until
+from rllib_srl.cli.shared.run_log import RunLog, keep_until
+from rllib_srl.cli.shared.runs import METRICS
 from rllib_srl.cli.shared.stopping import ENDING, StopRequest
 from rllib_srl.people.rating_store import RATINGS, RatingStore
 from rllib_srl.storage.seal_key import make_key
