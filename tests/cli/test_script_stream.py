@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from rllib_srl.algorithm.srl import SRL
-from rllib_srl.cli.tuning import stream, study
-from rllib_srl.cli.tuning.study import Plan
+from rllib_srl.cli.tuning import stream, tune
+from rllib_srl.cli.tuning.tune import Plan
 from rllib_srl.studies.records import read_results
 from rllib_srl.studies.trial import CONFIG, StudyTrial
 
@@ -54,11 +54,11 @@ def test_a_stream_that_is_stopped_goes_on_and_counts_first_answers(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(SRL, "_kept", watched)
-    monkeypatch.setattr(study, "fit", stopped_after_the_first)
+    monkeypatch.setattr(tune, "fit", stopped_after_the_first)
     tasks = ["--tasks", "compare={num_shots: 0}", str(questions(tmp_path / "mine.jsonl", 400))]
     assert stream.main([*SHORT, *tasks, "--out", str(out), "--replay_revisit_fraction", "0.5", "--debug"]) == 130
     before = (out / "trials" / "memory--1.jsonl").read_bytes()
-    monkeypatch.setattr(study, "fit", played_here)
+    monkeypatch.setattr(tune, "fit", played_here)
     assert f"--resume {out}" in capsys.readouterr().err
     assert stream.main(["--resume", str(out), "--debug"]) == 0
     assert (out / "trials" / "memory--1.jsonl").read_bytes() == before  # not run again
@@ -87,7 +87,7 @@ def test_bad_input_is_one_message_before_anything_starts(tmp_path, monkeypatch, 
     def refuse(verbose: bool) -> None:
         raise AssertionError("Ray was started")
 
-    monkeypatch.setattr(study, "start_ray", refuse)
+    monkeypatch.setattr(tune, "start_ray", refuse)
     where = [] if "--resume" in flags else ["--out", str(tmp_path / "out")]
     assert stream.main([*flags, *where]) == 1
     said = capsys.readouterr().err

@@ -8,7 +8,7 @@ import pytest
 
 from rllib_srl.cli.shared.runs import RunError
 from rllib_srl.cli.tuning import tune
-from rllib_srl.cli.tuning.study import config_of, faults_of_trials, planned, shortened
+from rllib_srl.cli.tuning.tune import config_of, faults_of_trials, planned, shortened
 from rllib_srl.studies.records import read_study, write_study
 
 COMPARISONS = {name: tune.load(name) for name in tune.studies()}

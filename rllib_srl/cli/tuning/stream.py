@@ -27,8 +27,7 @@ from rllib_srl.cli.shared.cluster import command
 from rllib_srl.cli.shared.flags import Program, integer_from, local_directory
 from rllib_srl.cli.shared.runs import RunError, new_directory
 from rllib_srl.cli.shared.settings import build_config, given_settings, plain
-from rllib_srl.cli.tuning import study as study_run
-from rllib_srl.cli.tuning.study import FIXED, SHORT, SHORT_STAGES, SHORT_TOKENS, Plan, planned
+from rllib_srl.cli.tuning import tune
 from rllib_srl.common.environments import resolve
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.curriculum.streams import stream_faults
@@ -43,7 +42,7 @@ OF_MEMORY = "replay_"  # in front of settings that only the arm with memory gets
 STREAM = "cpu"  # without tasks
 BESIDE = ("resume", "verbose", "debug")  # flags allowed with --resume
 SEEDS = (1, 2)
-WITHOUT = (*FIXED, "data", "reward")  # settings that the tasks replace
+WITHOUT = (*tune.FIXED, "data", "reward")  # settings that the tasks replace
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -71,22 +70,23 @@ def fault_of(arguments: argparse.Namespace) -> str:
 def run(arguments: argparse.Namespace) -> int:
     """Run what is not finished of a stream and print the results; return 1 if a trial is not finished."""
     given = {} if arguments.resume else given_settings(arguments)
-    max_failures = study_run.max_failures_in(given)
+    max_failures = tune.max_failures_in(given)
     if arguments.resume:
         study = read_study(directory := arguments.resume.absolute())
-        plan = Plan(study, tuple(arm.name for arm in study.arms), study.seeds, directory)
+        plan = tune.Plan(study, tuple(arm.name for arm in study.arms), study.seeds, directory)
     else:
         directory = (arguments.out or new_directory("stream")).absolute()
         if directory.exists():
             raise RunError(f"--out {directory} exists; expected a new directory, or --resume {directory}")
-        stages = stages_of(arguments.tasks, arguments.tokens or (SHORT_TOKENS if arguments.short else STAGE_TOKENS))
+        tokens = arguments.tokens or (tune.SHORT_TOKENS if arguments.short else STAGE_TOKENS)
+        stages = stages_of(arguments.tasks, tokens)
         seeds = arguments.seeds or SEEDS[: 1 if arguments.short else None]
         if arguments.short:
-            stages, given = stages[:SHORT_STAGES], {**SHORT, **given}
-        plan = planned(study_of(directory.name, stages, seeds, given), {}, directory)
+            stages, given = stages[: tune.SHORT_STAGES], {**tune.SHORT, **given}
+        plan = tune.planned(study_of(directory.name, stages, seeds, given), {}, directory)
     how_to_resume = f"resume with: {command('stream', '--resume', directory)}"
     is_resumed = bool(arguments.resume)
-    return study_run.run(plan, max_failures, how_to_resume, is_resumed=is_resumed, verbose=arguments.verbose)
+    return tune.run_study(plan, max_failures, how_to_resume, is_resumed=is_resumed, verbose=arguments.verbose)
 
 
 def env_named(text: str) -> dict[str, Any]:
@@ -173,4 +173,4 @@ def study_of(name: str, stages: Sequence[Mapping[str, Any]], seeds: Sequence[int
 
 USAGE = "%(prog)s [--tasks TASK ...] [--seeds N ...] [--tokens N] [--out DIR] [--short] [--SETTING VALUE ...]\n"
 USAGE += "       %(prog)s --resume DIR"
-main = Program(__doc__, add_flags, run, usage=USAGE, without=WITHOUT, verbose=study_run.LIBRARIES, fault=fault_of)
+main = Program(__doc__, add_flags, run, usage=USAGE, without=WITHOUT, verbose=tune.LIBRARIES, fault=fault_of)

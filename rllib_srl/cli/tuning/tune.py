@@ -10,26 +10,48 @@
 Flags change the study's settings for all trials. Results are under --storage, one directory per study, which is never
 overwritten; `srl report DIRECTORY` writes the report. To search for a good value of a setting, use Ray Tune:
 docs/examples/tune_search.py.
+
+Finished trials are recorded in the study's directory (`rllib_srl.studies`), not in Tune's: a killed study is resumed
+from there, finished trials are not run again, and the others continue from their last checkpoint. `--arms` and
+`--seeds` select trials of the same study; any other setting makes it another study, which an existing results
+directory refuses.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import pkgutil
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ray import tune
+
 from rllib_srl import tune_configs
-from rllib_srl.cli.shared.cluster import command
-from rllib_srl.cli.shared.display import table
+from rllib_srl.cli.shared.cluster import command, message_of, start_ray
+from rllib_srl.cli.shared.display import duration, table, text_of
 from rllib_srl.cli.shared.flags import Program, local_directory
 from rllib_srl.cli.shared.runs import RunError
-from rllib_srl.cli.shared.settings import given_settings
-from rllib_srl.cli.tuning import study as study_run
-from rllib_srl.cli.tuning.study import planned, shortened
+from rllib_srl.cli.shared.settings import build_config, given_settings, listed, run_settings
+from rllib_srl.cli.shared.stopping import ENDING
 from rllib_srl.common.foreign_names import nearest
-from rllib_srl.studies.study import Study
+from rllib_srl.studies.records import STUDY_FILE, read_results, write_study
+from rllib_srl.studies.report.study_page import summary_of
+from rllib_srl.studies.study import Primary, Study
+from rllib_srl.studies.trial import CONFIG, StudyTrial, run_path
+
+FIXED = ("env", "env_config", "envs", "mixture", "stream", "seed", "iterations", "evaluation_interval")
+SHORT = {"num_prompts_per_batch": 8, "group_size": 4, "evaluation_duration": 32, "checkpoint_every": 2}
+SHORT_STAGES, SHORT_SEEDS, SHORT_TOKENS = 2, 2, 800  # of a stage: an iteration must not be longer
+LIBRARIES = "Ray, Tune, vLLM and transformers"  # whose output --verbose shows
+CHECKPOINT_EVERY = 10  # iterations, in addition to the checkpoint after each stage
+NO_LOGGERS = "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"  # Tune's logs would be megabytes per trial
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -69,16 +91,221 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"studies ({command('tune')} STUDY):\n" + table(list(studies().items())))
         return 0
     study, given = load(arguments.study), given_settings(arguments)
-    max_failures = study_run.max_failures_in(given)
+    max_failures = max_failures_in(given)
     study = shortened(study) if arguments.short else study
     storage = arguments.storage.absolute()
     plan = planned(study, given, storage / study.name, arguments.arms, arguments.seeds)
     words = command("tune", arguments.study, "--storage", storage, "--resume")
     how_to_resume = f"resume with: {words}, and the flags of the first start"
     is_resumed = arguments.resume
-    return study_run.run(plan, max_failures, how_to_resume, is_resumed=is_resumed, verbose=arguments.verbose)
+    return run_study(plan, max_failures, how_to_resume, is_resumed=is_resumed, verbose=arguments.verbose)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The trials to run. Invariant: arms and seeds are those of the study, in its order."""
+
+    study: Study
+    arms: tuple[str, ...]
+    seeds: tuple[int, ...]
+    directory: Path
+
+    def trials(self) -> list[tuple[str, int]]:
+        """Return arm and seed of every trial, whole pairs first."""
+        return [(arm, seed) for seed in self.seeds for arm in self.arms]
+
+
+def planned(
+    study: Study,
+    given: Mapping[str, Any],
+    directory: Path,
+    arms: Sequence[str] | None = None,
+    seeds: Sequence[int] | None = None,
+) -> Plan:
+    """Return the plan of a study, validated as far as possible; RunError: all errors, one per line.
+
+    The settings `given` override those of all arms; without `arms` or `seeds` all are run.
+    """
+    study = with_settings(study, given)
+    faults = study.faults()
+    faults += _unknown("arm", arms or (), [arm.name for arm in study.arms])
+    faults += _unknown("seed", seeds or (), study.seeds)
+    if faults := faults or faults_of_trials(study):
+        raise RunError(f"study {study.name!r} cannot be run:\n" + "\n".join(f"  {fault}" for fault in faults))
+    chosen = tuple(arm.name for arm in study.arms if not arms or arm.name in arms)
+    return Plan(study, chosen, tuple(seed for seed in study.seeds if not seeds or seed in seeds), directory)
+
+
+def with_settings(study: Study, given: Mapping[str, Any]) -> Study:
+    """Return a study whose arms all have the given settings; RunError: it fixes one, or its arms differ in it."""
+    faults = []
+    for name in given:
+        own = [arm.name for arm in study.arms if name in arm.settings]
+        if name in FIXED:
+            faults.append(f"  {name}: fixed by the study" + ("; expected --seeds" if name == "seed" else ""))
+        elif own:
+            faults.append(f"  {name}: set by the arms ({', '.join(own)}); expected other settings")
+    if faults:
+        raise RunError(f"study {study.name!r} does not accept these settings:\n" + "\n".join(faults))
+    values = {name: listed(value) for name, value in given.items()}
+    if "model" in values and Path(values["model"]).is_dir():  # each trial runs in its own directory
+        values["model"] = str(Path(values["model"]).absolute())
+    return replace(study, settings={**study.settings, **values})
+
+
+def shortened(study: Study) -> Study:
+    """Return a study of two arms, two seeds and two stages that takes a minute, as a smoke test."""
+    primary = study.primary
+    kept = (primary.treatment, primary.controls[0])
+    stream = [{**stage, "tokens": SHORT_TOKENS} for stage in study.settings["stream"][:SHORT_STAGES]]
+    domains = [d for d in study.domains if d.learned_at is not None and d.learned_at < len(stream)]
+    return replace(
+        study,
+        name=f"{study.name}_short",
+        arms=tuple(arm for arm in study.arms if arm.name in kept),
+        domains=tuple(domains),
+        num_stages=len(stream),
+        seeds=study.seeds[:SHORT_SEEDS],
+        budget=SHORT_TOKENS * len(stream),
+        primary=Primary(primary.treatment, kept[1:], primary.measures),
+        settings={**study.settings, **SHORT, "stream": stream},
+    )
+
+
+def faults_of_trials(study: Study) -> list[str]:
+    faults: dict[str, list[str]] = {}
+    for arm in study.arms:
+        try:
+            build_config(study.settings_of(arm.name, study.seeds[0])).validate()
+        except (TypeError, ValueError) as error:
+            lines = str(error).splitlines()
+            for line in lines[1:] or lines:
+                faults.setdefault(line.strip(), []).append(arm.name)
+    every = len(study.arms)
+    return [line if len(of) == every else f"arm {', '.join(of)}: {line}" for line, of in faults.items()]
+
+
+def config_of(plan: Plan, arm: str, seed: int) -> dict[str, Any]:
+    values = plan.study.settings_of(arm, seed)
+    config: dict[str, Any] = build_config({**values, "checkpoint_every": 0}).to_dict()  # the trial writes its own
+    every = values.get("checkpoint_every", CHECKPOINT_EVERY)
+    return config | {
+        "_study": {"directory": str(plan.directory), "arm": arm, "seed": seed, "checkpoint_every": every}
+    }
+
+
+def run_study(plan: Plan, max_failures: int, how_to_resume: str, *, is_resumed: bool, verbose: bool) -> int:
+    """Run a study; return 1 if a requested trial is not finished. RunError: the directory is in use or has no study."""
+    has_study = (plan.directory / STUDY_FILE).is_file()
+    if is_resumed and not has_study:
+        raise RunError(f"{plan.directory} has no study to resume; omit --resume to start it")
+    if not is_resumed and plan.directory.exists():
+        raise RunError(f"{plan.directory} already has this study; set another --storage, or resume it: --resume")
+    if has_study:
+        write_study(plan.directory, plan.study)  # refuses another study
+    done = read_results(plan.directory).finished if has_study else set()
+    for trial in done:  # killed between its last evaluation and the removal of its checkpoints
+        shutil.rmtree(run_path(plan.directory, *trial), ignore_errors=True)
+    missing = [trial for trial in plan.trials() if trial not in done]
+    errors: list[Exception] = []
+    if missing:
+        study = plan.study
+        print(f"{study.name}: {study.question}")
+        print(f"{len(missing)} of {len(plan.trials())} trials to run ({len(plan.arms)} arms x {len(plan.seeds)} seeds)")
+        print(f"each {study.budget:,} generated tokens in {study.num_stages} stages", flush=True)
+        start_ray(verbose)
+        write_study(plan.directory, plan.study)
+        ENDING.last_words = lambda: how_to_resume
+        try:
+            errors = list(fit([config_of(plan, *trial) for trial in missing], plan, max_failures, verbose).errors)
+        except BaseException as stop:
+            stop.add_note(how_to_resume)
+            raise
+    else:
+        print("all trials are finished", flush=True)
+    show(plan.directory)
+    for error in errors:
+        print(f"error: {message_of(error)}", file=sys.stderr)
+    left = set(plan.trials()) - read_results(plan.directory).finished
+    if left:
+        print(f"{len(left)} trials are not finished; {how_to_resume}", file=sys.stderr)
+    return 1 if left else 0
+
+
+def fit(configs: Sequence[dict[str, Any]], plan: Plan, max_failures: int, verbose: bool) -> tune.ResultGrid:
+    """Run one trial per config; one that fails is started again and goes on from its checkpoint."""
+
+    def named(trial: Any) -> str:
+        told = trial.config[CONFIG]["_study"]
+        return f"{told['arm']}--{told['seed']}"
+
+    os.environ.setdefault(NO_LOGGERS, "1")
+    tuner = tune.Tuner(
+        StudyTrial,
+        param_space={CONFIG: tune.grid_search(list(configs))},
+        tune_config=tune.TuneConfig(trial_name_creator=named, trial_dirname_creator=named),
+        run_config=tune.RunConfig(
+            name=time.strftime("%Y%m%d-%H%M%S"),
+            storage_path=str(plan.directory / "tune"),
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+            failure_config=tune.FailureConfig(max_failures=max_failures),
+            callbacks=[Lines(plan.study, len(configs))],
+            verbose=int(verbose),
+        ),
+    )
+    return tuner.fit()
+
+
+class Lines(tune.Callback):
+    """Prints a line at the end of each stage of a trial, with the remaining time of all trials."""
+
+    def __init__(self, study: Study, num_trials: int) -> None:
+        self._study, self._num, self._start = study, num_trials, time.monotonic()
+        self._tokens: dict[str, int] = {}  # by trial
+        self._first: dict[str, int] = {}  # that a resumed trial had already
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        about = result["study"]
+        name, tokens = f"{about['arm']} seed {about['seed']}", about["num_generated_tokens"]
+        self._first.setdefault(name, tokens)
+        self._tokens[name] = tokens
+        if "accuracy" not in about:
+            return
+        text = f"{name}: stage {about['stage'] + 1}/{self._study.num_stages}"
+        text += f"  average accuracy {about['accuracy']:.3f}  {tokens:,} tokens"
+        done = sum(tokens >= self._study.budget for tokens in self._tokens.values())
+        print(f"{text}  {done}/{self._num} trials  {self._left()}".rstrip(), flush=True)
+
+    def _left(self) -> str:
+        written = sum(self._tokens.values()) - sum(self._first.values())
+        ahead = self._num * self._study.budget - sum(min(n, self._study.budget) for n in self._tokens.values())
+        seconds = (time.monotonic() - self._start) * ahead / max(written, 1)
+        return f"{duration(seconds)} left" if written and ahead else ""
+
+
+def show(directory: Path) -> None:
+    """Print the answer, the table of the arms, and the command that writes the report."""
+    print(text_of(summary_of(read_results(directory))))
+    print(f"report: {command('report', directory)}")
+
+
+def max_failures_in(given: dict[str, Any]) -> int:
+    num = run_settings(given).max_failures
+    given.pop("max_failures", None)
+    return num
+
+
+def _unknown(what: str, asked: Iterable[Any], known: Sequence[Any]) -> list[str]:
+    faults = []
+    for name in asked:
+        if name not in known:
+            near = nearest(name, known) if what == "arm" else ""
+            hint = f"; did you mean {near}?" if near else ""
+            faults.append(f"{what} {name!r} is unknown; expected some of {', '.join(map(str, known))}{hint}")
+    return faults
 
 
 USAGE = "%(prog)s [STUDY] [--storage DIR] [--resume] [--arms ARM ...] [--seeds N ...] [--short] [--SETTING VALUE ...]"
-main = Program(__doc__, add_flags, run, usage=USAGE, without=(), verbose=study_run.LIBRARIES)
-
+main = Program(__doc__, add_flags, run, usage=USAGE, without=(), verbose=LIBRARIES)
