@@ -159,7 +159,7 @@ class TurnEnv(gymnasium.Env[str, str]):
         if answer.is_over:
             return "", answer.reward, True, False, answer.info
         if self._num_left:
-            return text.reply(action, self._told(answer.said)), 0.0, False, False, answer.info
+            return text.reply(action, self._with_cue(answer.said)), 0.0, False, False, answer.info
         reward, info = self.at_the_end()
         unread = {} if answer.is_read else {"stop_reason": "unparsable"}
         return "", reward, False, True, {**answer.info, **info, **unread}
@@ -187,7 +187,7 @@ class TurnEnv(gymnasium.Env[str, str]):
     def _started(self, prompt_id: str) -> str:
         introduction = self.begin(prompt_id)
         self._num_left = self.settings.num_turns
-        return self.opening + self._told(introduction)
+        return self.opening + self._with_cue(introduction)
 
-    def _told(self, said: str) -> str:
+    def _with_cue(self, said: str) -> str:
         return f"{said}\n{self.cue}"

@@ -114,10 +114,10 @@ class PythonTool(ToolQuestionEnv):
         result = self._sandbox.run(code)
         if result.stop == "timeout":
             raise ToolTimeoutError(f"the code ran longer than {self.settings.call_timeout_s:g} s")
-        return told(result)
+        return shown(result)
 
 
-def told(result: SandboxResult) -> str:
+def shown(result: SandboxResult) -> str:
     """Return the text that the policy sees for a result: output and value, or the error.
 
     Raises:

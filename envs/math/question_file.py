@@ -212,7 +212,7 @@ class QuestionFile(Listed, QuestionEnv):
             known, named = ", ".join(sorted(known_names)), ", ".join(f"{{{name}}}" for name in unknown)
             raise ValueError(f"prompt_template names {named}; expected question, or a field of {path!r}: {known}")
         if held.faults and not (is_skipping and held.problems):
-            raise ValueError(f"file {path!r}: {_told(held.faults)}; fix them, or set bad_rows = 'skip'")
+            raise ValueError(f"file {path!r}: {_grouped(held.faults)}; fix them, or set bad_rows = 'skip'")
         if not held.problems:
             raise ValueError(f"file {path!r} has no rows; expected questions")
         if self._rewards is not None:
@@ -474,9 +474,9 @@ def _problems_in(
             faults.append(f"{place}, {fault}")
     path = files[0][0] if len(files) == 1 else files[0][0].parent
     if faults and is_skipping:
-        logger.warning("file %s: %d rows cannot be used: %s", path, len(faults), _told(faults))
+        logger.warning("file %s: %d rows cannot be used: %s", path, len(faults), _grouped(faults))
     if notes:
-        logger.warning("file %s: %d rows deserve a look: %s", path, len(notes), _told(notes))
+        logger.warning("file %s: %d rows deserve a look: %s", path, len(notes), _grouped(notes))
     return _Read(problems, tuple(faults), num_repeated, tuple(notes), frozenset(names))
 
 
@@ -503,7 +503,7 @@ def _id(question: str, row: Mapping[str, Any] | None = None) -> str:
     return hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=12).hexdigest()
 
 
-def _told(faults: Sequence[str]) -> str:
+def _grouped(faults: Sequence[str]) -> str:
     """Return the lines of rows in one; of those that say the same the first, and the number of the others."""
     alike: dict[str, list[str]] = {}
     for line in faults:

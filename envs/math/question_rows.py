@@ -373,20 +373,20 @@ def _first(fields: Mapping[str, Any], names: Sequence[str]) -> tuple[str, Any]:
     """
     blank: tuple[str, Any] = ("", None)
     for name in names:
-        pair = _found(fields, name)
+        pair = _looked_up(fields, name)
         if pair[0] and not _is_blank(pair[1]):
             return pair
         blank = blank if blank[0] else pair
     return blank
 
 
-def _found(fields: Mapping[str, Any], name: str) -> tuple[str, Any]:
+def _looked_up(fields: Mapping[str, Any], name: str) -> tuple[str, Any]:
     if name in fields:
         return name, fields[name]
     outer, _, inner = name.partition(".")
     if inner and isinstance(held := unwritten(fields.get(outer)), Mapping):
         within = {_key(key): value for key, value in held.items() if value is not None}
-        if (pair := _found(within, inner))[0]:
+        if (pair := _looked_up(within, inner))[0]:
             return name, pair[1]
     return "", None
 

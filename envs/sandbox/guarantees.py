@@ -128,7 +128,7 @@ class Guarantees:
 
 
 _FOUND: dict[tuple[str, ...], Guarantees] = {}
-_TOLD: set[tuple[str, ...]] = set()
+_REPORTED: set[tuple[str, ...]] = set()
 _LOCK = threading.Lock()
 os.register_at_fork(after_in_child=_LOCK._at_fork_reinit)  # type: ignore[attr-defined]
 
@@ -142,13 +142,13 @@ def probe(without: tuple[str, ...] = ()) -> Guarantees:
         return _FOUND[without]
 
 
-def told(without: tuple[str, ...] = ()) -> Guarantees:
+def reported(without: tuple[str, ...] = ()) -> Guarantees:
     """Return the result of `probe`, and print it to standard error the first time in a process."""
     guarantees = probe(without)
     key = tuple(sorted(without))
     with _LOCK:
-        is_new = key not in _TOLD
-        _TOLD.add(key)
+        is_new = key not in _REPORTED
+        _REPORTED.add(key)
     if is_new:
         print(f"sandbox for code of the policy:\n{guarantees}", file=sys.stderr, flush=True)
     return guarantees

@@ -71,9 +71,9 @@ class Sandbox:
             raise ValueError("; ".join(faults))
         self.without = tuple(sorted(without))
         if is_probed:
-            from rllib_srl.envs.sandbox.guarantees import told
+            from rllib_srl.envs.sandbox.guarantees import reported
 
-            missing = told(self.without).missing
+            missing = reported(self.without).missing
             if missing and not allow_weak_sandbox:
                 raise WeakSandboxError(
                     f"this machine's sandbox does not isolate {', '.join(missing)} "

@@ -196,7 +196,7 @@ def _run_and_report(request: dict[str, Any]) -> None:
     except SystemExit as error:
         report = _exited(error)
     except BaseException as error:
-        report = {"stop": "error", "error": _told(error, err)}
+        report = {"stop": "error", "error": _traced(error, err)}
     for stream in (out, err):
         _quietly(stream.flush)
     _send(json.dumps(report).encode())
@@ -225,7 +225,7 @@ def _exited(error: SystemExit) -> dict[str, Any]:
     return {"stop": "error", "error": f"SystemExit: {error.code}"}
 
 
-def _told(error: BaseException, err: TextIO) -> str:
+def _traced(error: BaseException, err: TextIO) -> str:
     """Write the traceback as Python would, without our own frames, and return its last line."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != NAME:

@@ -199,9 +199,9 @@ class ToolQuestionEnv(QuestionEnv):
                 return self._ended("tool_timeout")
             self._num_faults += is_fault
             results.append(result)
-        return self._told(action, results)
+        return self._results_reply(action, results)
 
-    def _told(self, action: str, results: Sequence[str]) -> Reply:
+    def _results_reply(self, action: str, results: Sequence[str]) -> Reply:
         """Show the results of a turn's calls, and count the calls."""
         info: dict[str, Any] = {"num_calls": self._num_calls, "num_call_faults": self._num_faults}
         if self.settings.tools_in == "template":  # the template formats results itself

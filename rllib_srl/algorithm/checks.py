@@ -184,16 +184,16 @@ def _of_environments(config: Any, directory: Path | None) -> list[str]:
     makers = [partial(_made, creators[env_id], configs[env_id]) for env_id in configs]
     made = dict(zip(configs, in_turn(config.env_timeout_s, *makers), strict=True))
     envs = {env_id: env for env_id, env in made.items() if not isinstance(env, Fault)}
-    faults = [_told(config, name, env.text) for name, env in made.items() if isinstance(env, Fault)]
+    faults = [_with_setting(config, name, env.text) for name, env in made.items() if isinstance(env, Fault)]
     looks = [partial(_fault_of_prompts, config, env_id, env, directory) for env_id, env in envs.items()]
     for env_id, outcome in zip(envs, in_turn(config.env_timeout_s, *looks), strict=True):
         text = outcome.text if isinstance(outcome, Fault) else outcome
-        faults += [_told(config, env_id, text)] if text else []
+        faults += [_with_setting(config, env_id, text)] if text else []
     in_turn(config.env_timeout_s, *(env.close for env in envs.values()))
     return faults
 
 
-def _told(config: Any, env_id: str, text: str) -> str:
+def _with_setting(config: Any, env_id: str, text: str) -> str:
     """Return an environment's error after the setting that names the environment: `data` for a user's own questions."""
     if config.stream:
         return f"stream: environment {env_id!r}; {text}"

@@ -159,11 +159,11 @@ def audit_of(train: Sequence[Row], evaluation: Sequence[Row], hits: Sequence[Hit
         "num_train": len(train),
         "num_eval": len(evaluation),
         "shares": {place: repeated[place] / num for place, num in asked.items()},
-        "hits": [{"score": hit.score, "train": _told(hit.train), "eval": _told(hit.evaluation)} for hit in hits],
+        "hits": [{"score": hit.score, "train": _as_dict(hit.train), "eval": _as_dict(hit.evaluation)} for hit in hits],
     }
 
 
-def _told(row: Row) -> dict[str, str]:
+def _as_dict(row: Row) -> dict[str, str]:
     return {"place": row.place, "name": row.name, "question": row.text, "answer": row.answer}
 
 

@@ -193,7 +193,7 @@ class RetentionWatch:
         """Start without records."""
         self._settings = settings
         self._records: dict[str, DomainRecord] = {}
-        self._told: set[tuple[str, ...]] = set()
+        self._warned: set[tuple[str, ...]] = set()
         self._held: set[str] = set()
         self._learned = ""
 
@@ -238,8 +238,8 @@ class RetentionWatch:
                 )
 
     def _is_new(self, *warning: str) -> bool:
-        is_new = warning not in self._told
-        self._told.add(warning)
+        is_new = warning not in self._warned
+        self._warned.add(warning)
         return is_new
 
     def get_state(self) -> dict[str, Any]:

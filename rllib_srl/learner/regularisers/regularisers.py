@@ -28,7 +28,7 @@ REGULARISERS: Rules[type[Regulariser]] = Rules("regularisers", OWN)
 
 def made(value: Any) -> dict[str, Regulariser]:
     """Return the regularisers of a valid value of the setting, by name; those of the package first."""
-    regularisers = {name: REGULARISERS.named(name)(**_given(spec)) for name, spec in (value or {}).items()}
+    regularisers = {name: REGULARISERS.named(name)(**_parameters(spec)) for name, spec in (value or {}).items()}
     order = [*REGULARISERS, *regularisers]
     return {name: regularisers[name] for name in sorted(regularisers, key=order.index) if regularisers[name].coeff}
 
@@ -50,7 +50,7 @@ def parameter_faults(value: Any) -> Iterator[str]:
             yield f"regularisers.{name} = {spec!r}; expected a subclass of Regulariser (rllib_srl.learner.regularisers)"
             continue
         ranges = {field.name: field.metadata.get("range") for field in dataclasses.fields(kind) if field.init}
-        for key, number in _given(spec).items():
+        for key, number in _parameters(spec).items():
             shown = f"regularisers.{name}.{key} = {number!r}"
             if key not in ranges:
                 yield f"{shown}; expected some of {', '.join(ranges)}"
@@ -64,7 +64,7 @@ def size_faults(regularisers: Mapping[str, Regulariser], num_tokens: int) -> lis
     return [line for name, r in pairs for line in r.faults_of_model(f"regularisers.{name}", num_tokens)]
 
 
-def _given(spec: Any) -> dict[str, Any]:
+def _parameters(spec: Any) -> dict[str, Any]:
     return dict(spec) if isinstance(spec, Mapping) else {"coeff": spec}
 
 
