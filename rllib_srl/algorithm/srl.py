@@ -56,7 +56,7 @@ from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.intake import Visit
 from rllib_srl.replay.rllib import RLlibReplayBuffer
 from rllib_srl.rollout.batches import PlayOptions, RunnerBatch
-from rllib_srl.rollout.rollouts import LossWatch, Rollouts, RolloutSettings, group_order
+from rllib_srl.rollout.rollouts import LossWatch, Rollouts, group_order
 from rllib_srl.rollout.runner_group import StartedRunners, runners_started_in_time
 from rllib_srl.storage.paths import local_path, memory_directory
 from rllib_srl.storage.seal_key import make_key
@@ -140,7 +140,8 @@ class SRL(SavedAlgorithm):
         self.report = Report(self.metrics, Path(self.logdir), admit)
         model_dir = self.config.model_dir()
         self.weight_sync = self._make_weight_sync(model_dir)
-        self.rollouts = self._make_rollouts()
+        least, send = self.advantage_estimator.min_episodes, self.weight_sync.start
+        self.rollouts = Rollouts(self.runners, self.config, least, self.seed, send, self.report)
         starting.info("testing the weight sync")
         self.weight_sync.start(self.version)
         starting.info("opening the memory")
@@ -154,23 +155,6 @@ class SRL(SavedAlgorithm):
             self.ratings.check()
         for line in self.source.small_pools(self.config.num_prompts_per_batch):
             self.report.warn(line)
-
-    def _make_rollouts(self) -> Rollouts:
-        config = self.config
-        settings = RolloutSettings(
-            training={
-                "group_size": config.group_size,
-                "num_transcripts": config.num_transcripts,
-                "min_episodes": self.advantage_estimator.min_episodes,
-            },
-            num_prompts_per_batch=config.num_prompts_per_batch,
-            max_lag=config.max_lag,
-            in_flight=config.in_flight,
-            slice_s=config.slice_s,
-            play_timeout_s=config.sample_timeout_s,
-            start_timeout_s=config.start_timeout_s,
-        )
-        return Rollouts(self.runners, settings, self.seed, self.weight_sync.start, self.report)
 
     def _start_memory(self, model_dir: Path) -> ReplayClient:
         return ReplayClient.start(

@@ -195,7 +195,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             ValueError: a prompt that does not fit the limits.
         """
         overrides |= {} if explore else {"temperature": 0.0}
-        groups = self._play({str(at): prompt for at, prompt in enumerate(prompts)}, group_size, overrides, {})
+        groups, _ = self._play({str(at): prompt for at, prompt in enumerate(prompts)}, group_size, overrides)
         return [episode for group in groups for episode in group.episodes]
 
     @ray.method(num_returns=2)
@@ -221,10 +221,9 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         if self.engine.version != version:
             return None, []
         start = time.perf_counter()
-        seconds: dict[str, float] = {}
         least = min_episodes if as_groups else 1
         marks = {"seed": seed, "num_transcripts": num_transcripts, "revisits": revisits, "min_episodes": least}
-        played = self._play(prompts, group_size, overrides, seconds, settles=as_groups, **marks)
+        played, seconds = self._play(prompts, group_size, overrides, settles=as_groups, **marks)
         batch, groups = self._batch_of(played)
         seconds["play_s"] = time.perf_counter() - start
         kept = {meta.group_id for meta in batch.groups} if with_answers else ()
@@ -271,7 +270,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         if self.engine.version != version:
             return None, []
         if self._in_play is None:
-            self._in_play = self._new_play({}, {})  # environments that wait never hold up the engine
+            self._in_play = self._new_play({}, is_ordered=False)  # environments that wait never hold up the engine
         try:
             if begin is not None:
                 self._begin(self._in_play, **begin)
@@ -316,14 +315,13 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         prompts: Mapping[str, Prompt],
         group_size: int,
         overrides: Mapping[str, Any],
-        seconds: dict[str, float],
         settles: bool = False,
         **marks: Any,
-    ) -> list[GroupInPlay]:
-        """Play groups to their end; return them in the order of `prompts`. See `_begin` for `marks`."""
+    ) -> tuple[list[GroupInPlay], dict[str, float]]:
+        """Play groups to their end; return them in the order of `prompts`, and seconds. See `_begin` for `marks`."""
         if self._in_play:
             raise RuntimeError(f"{len(self._in_play)} groups are in play in slices; finish them first")
-        in_play = self._new_play(overrides, seconds, is_ordered=self.engine.is_reproducible)
+        in_play = self._new_play(overrides, is_ordered=self.engine.is_reproducible)
         self._begin(in_play, prompts, group_size, **marks)
         try:
             ended = {group.group_id: group for group in in_play.advance()}
@@ -331,11 +329,9 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             in_play.close()
         played = [ended[group_id] for group_id in prompts]
         self._end_episodes([episode for group in played for episode in group.episodes], settles)
-        return played
+        return played, in_play.take_seconds()
 
-    def _new_play(
-        self, overrides: Mapping[str, Any], seconds: dict[str, float], is_ordered: bool = False
-    ) -> GroupsInPlay:
+    def _new_play(self, overrides: Mapping[str, Any], is_ordered: bool) -> GroupsInPlay:
         sampling = {"max_tokens": self.config.max_turn_tokens, "temperature": self.config.temperature, **overrides}
         limits = Limits(
             max_turns=self.config.max_turns,
@@ -351,7 +347,6 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             limits=limits,
             calls=self.calls,
             is_ordered=is_ordered,
-            seconds=seconds,
         )
         return GroupsInPlay(player)
 

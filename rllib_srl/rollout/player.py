@@ -117,7 +117,8 @@ class Player:
     limits: Limits
     calls: EnvCalls  # the threads environments run in, and their idle instances
     is_ordered: bool  # step the engine only while no environment call is open; see `_advance`
-    seconds: dict[str, float]  # engine_s; environment_s, while every episode waits for its environment
+    # environment_s: while every episode waits for its environment
+    seconds: dict[str, float] = field(default_factory=lambda: {"engine_s": 0.0, "environment_s": 0.0})
     waiting: deque[LiveEpisode] = field(default_factory=deque)
     live: set[LiveEpisode] = field(default_factory=set)
     writing: dict[str, LiveEpisode] = field(default_factory=dict)
@@ -128,7 +129,6 @@ class Player:
         self._deadline = self._until = math.inf  # the earliest of the unfinished episodes; the end of the slice
         self._num_added = 0
         self._max_tokens = min(self.limits.max_episode_tokens, self.engine.context_length)
-        self.seconds.update(engine_s=0.0, environment_s=0.0)
         self._samplings: dict[tuple[Any, ...], Sampling] = {}
 
     def add(self, episodes: Sequence[LiveEpisode], deadline_s: float) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol, Unpack
+from typing import Any, Protocol, Unpack
 
 import numpy as np
 
@@ -38,18 +38,6 @@ class Notes(Protocol):
     def warn(self, line: str) -> None: ...
 
 
-class RolloutSettings(NamedTuple):
-    """Settings of `Rollouts`."""
-
-    training: PlayOptions  # options for prompts to train on
-    num_prompts_per_batch: int
-    max_lag: int  # 0: rollout and training take turns
-    in_flight: int | None  # groups that are played or wait to be trained on; None: those that `max_lag` allows
-    slice_s: float
-    play_timeout_s: float
-    start_timeout_s: float
-
-
 class Rollouts:
     """Plays prompts on all runners.
 
@@ -59,22 +47,24 @@ class Rollouts:
     def __init__(
         self,
         runners: RunnerGroup,
-        settings: RolloutSettings,
+        config: Any,
+        min_episodes: int,
         seed: int,
         load_weights: Callable[[int, Sequence[int]], None],
         notes: Notes,
     ) -> None:
         """Begin with started runners that have weights of version 0; nothing is played yet.
 
-        `load_weights` is called with (version, runner ids): it sends the current weights, or raises `RunnerFailure`.
+        `config` is that of the algorithm; groups to train on have at least `min_episodes` valid ones. `load_weights` is
+        called with (version, runner ids): it sends the current weights, or raises `RunnerFailure`.
         """
         self.runners, self.seed, self.version = runners, seed, 0
-        self._settings, self._load_weights, self._notes = settings, load_weights, notes
+        self._config, self._min_episodes, self._load_weights, self._notes = config, min_episodes, load_weights, notes
         self._again: list[tuple[Prompt, bool]] = []  # in play when the restored state was saved; is it a revisit?
         self._counted = 0, 0  # newest iteration whose groups were numbered, and how many they are
         self.ahead: RolloutsAhead | None = None
-        if settings.max_lag:
-            times = {"slice_s": settings.slice_s, "timeout_s": settings.play_timeout_s}
+        if config.max_lag:
+            times = {"slice_s": config.slice_s, "timeout_s": config.sample_timeout_s}
             self.ahead = RolloutsAhead(runners, self.restore, **times, max_tries=MAX_TRIES)
 
     @property
@@ -86,9 +76,9 @@ class Rollouts:
     @property
     def num_free(self) -> int:
         """Return the number of prompts to begin, in addition to those in play."""
-        most = self._settings.in_flight
+        most: int | None = self._config.in_flight
         if most is None:
-            most = (self._settings.max_lag + 1) * self._settings.num_prompts_per_batch
+            most = (self._config.max_lag + 1) * self._config.num_prompts_per_batch
         return max(0, most - len(self.in_play))
 
     def resumed_first(self, filled: Batch) -> Batch:
@@ -134,7 +124,7 @@ class Rollouts:
         for attempt in range(1, MAX_TRIES + 1):
             calls = {i: self._arguments(part, seeds[i], revisits, options) for i, part in parts.items()}
             lost: dict[int, Failure] = {}
-            for runner_id, answer in self.runners.play_groups(calls, self.version, self._settings.play_timeout_s):
+            for runner_id, answer in self.runners.play_groups(calls, self.version, self._config.sample_timeout_s):
                 if isinstance(answer, Failure):
                     lost[runner_id] = answer
                 else:
@@ -167,12 +157,12 @@ class Rollouts:
         parts: dict[int, dict[str, Prompt]] = {}
         for group_id, prompt in pending.items():
             runner_id = min(loads, key=lambda i: (loads[i], i))
-            loads[runner_id] += self._settings.training["group_size"]
+            loads[runner_id] += self._config.group_size
             parts.setdefault(runner_id, {})[group_id] = prompt
         for runner_id, part in parts.items():
             seed = self._seed(stream, iteration, runner_id)
             self.ahead.launch(runner_id, self._arguments(part, seed, revisits, {}))
-        return self.ahead.take(self._settings.num_prompts_per_batch)
+        return self.ahead.take(self._config.num_prompts_per_batch)
 
     def restore(self, lost: Mapping[int, Failure]) -> None:
         """Restart runners and send them the current weights; a runner that dies meanwhile is restarted again.
@@ -183,7 +173,7 @@ class Rollouts:
         for runner_id, failure in lost.items():
             for attempt in range(1, MAX_TRIES + 1):
                 self._notes.warn(f"runner {runner_id} {failure.reason}; restarting it and playing its prompts again")
-                self.runners.revive(runner_id, failure, self._settings.start_timeout_s)
+                self.runners.revive(runner_id, failure, self._config.start_timeout_s)
                 self._notes.count("num_runner_restarts", 1)
                 try:
                     self._load_weights(self.version, [runner_id])
@@ -244,7 +234,12 @@ class Rollouts:
     def _arguments(
         self, part: dict[str, Prompt], seed: int, revisits: frozenset[str], options: PlayOptions
     ) -> PlayArguments:
-        return {"prompts": part, "seed": seed, "revisits": revisits, **self._settings.training, **options}
+        training: PlayOptions = {
+            "group_size": self._config.group_size,
+            "num_transcripts": self._config.num_transcripts,
+            "min_episodes": self._min_episodes,
+        }
+        return {"prompts": part, "seed": seed, "revisits": revisits, **training, **options}
 
 
 def _named(prompts: Sequence[Prompt], iteration: int, first_slot: int) -> dict[str, Prompt]:

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from rllib_srl import SRL
+from rllib_srl import SRL, SRLConfig
 from rllib_srl.common.remote_calls import ActorFailure, Failure, RunnerFailure
 from rllib_srl.rollout.env_runner import LLMEnvRunner
-from rllib_srl.rollout.rollouts import MAX_TRIES, Rollouts, RolloutSettings
+from rllib_srl.rollout.rollouts import MAX_TRIES, Rollouts
 from tests.replay.groups import a_group
 
 DIED = Failure("died (killed)", is_silent=False)
@@ -41,8 +41,7 @@ class Fakes:
             sleep=partial(self.each, "sleep"),
             wake_up=partial(self.each, "wake_up"),
         )
-        settings = RolloutSettings({"group_size": 4}, 4, 0, None, 1.0, 1.0, 1.0)
-        self.rollouts = Rollouts(runners, settings, 0, self.start, notes)
+        self.rollouts = Rollouts(runners, SRLConfig(), 2, 0, self.start, notes)
         self.rollouts.version = self.version = 7
         self.learners = SimpleNamespace(onload=lambda timeout_s: None, offload=lambda timeout_s: None)
 

@@ -185,7 +185,7 @@ def misbehave(mischief: str, place: str) -> None:
 
 def play(episodes: Sequence[LiveEpisode], *, deadline_s: float, **given: Any) -> Iterator[Any]:
     """Play episodes to their end, and close the player then, or when the caller stops iterating."""
-    player = Player(is_ordered=given["engine"].is_reproducible, seconds={}, **given)
+    player = Player(is_ordered=given["engine"].is_reproducible, **given)
     player.add(episodes, deadline_s)
 
     def ended() -> Iterator[Any]:

@@ -5,10 +5,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from rllib_srl import SRLConfig
 from rllib_srl.common.remote_calls import ActorFailure, Failure
 from rllib_srl.curriculum.curriculum import Batch
 from rllib_srl.replay.payloads import prompt_fields
-from rllib_srl.rollout.rollouts import MAX_TRIES, Rollouts, RolloutSettings
+from rllib_srl.rollout.rollouts import MAX_TRIES, Rollouts
 from rllib_srl.types import Prompt
 
 PROMPTS = [Prompt("env", str(number)) for number in range(4)]
@@ -33,10 +34,10 @@ class Runners:
 
 @pytest.fixture
 def make():
-    def of(runners, **settings):
-        own = RolloutSettings({"group_size": 4}, 4, 0, None, 1.0, 1.0, 1.0)._replace(**settings)
+    def of(runners):
+        config = SRLConfig().training(group_size=4, num_prompts_per_batch=4)
         notes = SimpleNamespace(warn=lambda line: None, count=lambda name, number: None)
-        return Rollouts(runners, own, 7, lambda version, ids: None, notes)
+        return Rollouts(runners, config, 2, 7, lambda version, ids: None, notes)
 
     return of
 

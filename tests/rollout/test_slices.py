@@ -43,7 +43,6 @@ def in_play(tokenizer):
         engine=engine, envs={"env": FakeEnv}, transcript=RawTranscript(tokenizer),
         sampling=Sampling(max_tokens=1, temperature=0.7),
         limits=Limits(max_turns=4, max_turn_tokens=50, max_episode_tokens=500), calls=calls, is_ordered=False,
-        seconds={},
     )  # fmt: skip
     yield GroupsInPlay(player)
     player.close()
