@@ -20,8 +20,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,20 +104,16 @@ def reset(env: Any, prompt: Prompt) -> Reply:
     if not isinstance(answer, tuple) or len(answer) != 2:
         raise BadReplyError(f"reset returned {_shape(answer)}; expected (observation, info)")
     ask, info = _ask(answer[1]), _plain_info(answer[1])
-    with _named("system_prompt"):
-        system = _observation(attribute(env, "system_prompt", ""))
-    with _named("pass_reward"):
-        lowest = attribute(env, "pass_reward", None)
-        pass_reward = None if lowest is None else _reward(lowest)
+    lowest = attribute(env, "pass_reward", None)
     can_iterate = attribute(env, "can_iterate", None)
     if isinstance(can_iterate, bool):
         info.setdefault("can_iterate", can_iterate)
     return Reply(
-        _observation(answer[0]),
+        _text(answer[0]),
         info=info,
         tools=_tools(attribute(env, "tool_schemas", ())),
-        system=system,
-        pass_reward=pass_reward,
+        system=_text(attribute(env, "system_prompt", ""), "system_prompt"),
+        pass_reward=None if lowest is None else _number(lowest, "pass_reward"),
         ask=ask,
         is_unpaid=attribute(env, "is_unpaid", False) is True,
         messages=_messages(attribute(env, "opening_messages", ())),
@@ -158,8 +153,8 @@ def _stepped(answer: Any) -> Reply:
     is_over = bool(terminated) or bool(truncated)
     ask, answered = _ask(info), _taken(info, "answered")
     return Reply(
-        observation=_observation(observation),
-        reward=_reward(reward),
+        observation=_text(observation),
+        reward=_number(reward),
         is_terminated=bool(terminated),
         is_truncated=bool(truncated),
         stop_reason=_special_ending(info) if is_over else None,
@@ -189,26 +184,26 @@ def _seed_of(prompt: Prompt) -> int:
     return seed
 
 
-def _observation(observation: Any) -> str:
-    if not isinstance(observation, str):
-        raise BadReplyError(f"the observation is {_shape(observation)}; expected a str (text in, text out)")
-    text = str.__str__(observation)  # a subclass may override anything
+def _text(given: Any, what: str = "the observation") -> str:
+    if not isinstance(given, str):
+        raise BadReplyError(f"{what} is {_shape(given)}; expected a str (text in, text out)")
+    text = str.__str__(given)  # a subclass may override anything
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise BadReplyError(f"the observation cannot be encoded as UTF-8: {error.reason} at {error.start}") from None
+        raise BadReplyError(f"{what} cannot be encoded as UTF-8: {error.reason} at {error.start}") from None
     return text
 
 
-def _reward(reward: Any) -> float:
-    if not isinstance(reward, (int, float, np.number, np.bool_)) or isinstance(reward, np.complexfloating):
-        raise BadReplyError(f"the reward is {_shape(reward)}; expected a number")
+def _number(given: Any, what: str = "the reward") -> float:
+    if not isinstance(given, (int, float, np.number, np.bool_)) or isinstance(given, np.complexfloating):
+        raise BadReplyError(f"{what} is {_shape(given)}; expected a number")
     try:
-        value = float(reward)
+        value = float(given)
     except OverflowError:
         value = math.inf
     if not math.isfinite(value):
-        raise BadReplyError(f"the reward is {value}; expected a finite number")
+        raise BadReplyError(f"{what} is {value}; expected a finite number")
     return value
 
 
@@ -221,21 +216,13 @@ def _tools(schemas: Any) -> str:
         raise BadReplyError(f"tool_schemas cannot be written as JSON: {error}") from None
 
 
-@contextmanager
-def _named(attribute: str) -> Iterator[None]:
-    try:
-        yield
-    except BadReplyError as error:
-        raise BadReplyError(f"{attribute}: {error}") from None
-
-
 def _messages(messages: Any) -> tuple[dict[str, str], ...]:
     is_list = isinstance(messages, list | tuple)
     if not is_list or not all(isinstance(one, dict) and {*one} == {"role", "content"} for one in messages):
         raise BadReplyError(
             f"opening_messages is {_shape(messages)}; expected a list of mappings with 'role' and 'content'"
         )
-    return tuple({name: _observation(value) for name, value in one.items()} for one in messages)
+    return tuple({name: _text(value, f"the {name} of a message") for name, value in one.items()} for one in messages)
 
 
 def _role(info: Any) -> str:
