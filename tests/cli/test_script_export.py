@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import yaml
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -44,16 +43,11 @@ def run_of(directory: Path, policy: CausalLMModule, **settings: Any) -> Path:
     return directory
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def test_an_export_is_the_checkpoints_weights_with_tokenizer_and_card(tmp_path: Path) -> None:
     policy = CausalLMModule(model_config={"model": "tiny"})
     for parameter in policy.parameters():
         parameter.data += 0.25
-    return run_of(tmp_path_factory.mktemp("export") / "run", policy)
-
-
-def test_an_export_is_the_checkpoints_weights_with_tokenizer_and_card(run: Path, tmp_path: Path) -> None:
-    out = tmp_path / "mine"
+    run, out = run_of(tmp_path / "run", policy), tmp_path / "mine"
     assert export.main([str(run), str(out), "--debug"]) == 0
     exported = load_file(out / "model.safetensors")
     stored = load_file(run / "checkpoint_000003" / MODULE / WEIGHTS)

@@ -25,10 +25,7 @@ from rllib_srl.storage.event_file import EventFile
 from rllib_srl.storage.weight_file import WEIGHTS, read_weights
 from tests.algorithm.poison import poisoned
 from tests.cli.conftest import TINY
-
-
-def iterations_of(directory: Path) -> list[int]:
-    return [json.loads(line)["iteration"] for line in (directory / "metrics.jsonl").read_text().splitlines()]
+from tests.cli.test_script_stopping import iterations_in
 
 
 def names_in(directory: Path) -> set[str]:
@@ -50,7 +47,7 @@ def test_a_run_leaves_what_the_help_promises(trained: Path) -> None:
     assert (written["env_config"], written["lr"], written["seed"]) == ({"num_shots": 0}, 3e-4, 5)
     assert (written["kl_coeff"], written["entropy_coeff"]) == ("preset", 0.0)  # defaults
     assert "\nkl_coeff: preset  # 0.0\n" in (trained / "settings.yaml").read_text()
-    assert iterations_of(trained) == [1, 2]
+    assert iterations_in(trained) == [1, 2]
 
 
 @pytest.mark.smoke
@@ -66,7 +63,7 @@ def test_resume_continues_the_count_and_exports(copied: Path, tmp_path: Path, ca
     assert train.main(["--resume", str(copied), *flags]) == 0
     shown = capsys.readouterr().out
     assert "removed 1 lines of metrics.jsonl about iterations after 2" in shown and "iteration 3/3" in shown
-    assert iterations_of(copied) == [1, 2, 3]
+    assert iterations_in(copied) == [1, 2, 3]
     events = EventAccumulator(str(copied)).Reload().Scalars("env_runners/num_groups")
     assert [event.step for event in events] == [1, 2, 3]
     assert names_in(copied) >= {"checkpoint_000002", "checkpoint_000003"}
@@ -91,7 +88,7 @@ def test_a_stopped_and_a_lost_run_say_how_to_go_on(copied, monkeypatch, capsys):
     assert f"stopped after iteration 3 of 50; continue with: {command('train', '--resume', copied)}" in (
         capsys.readouterr().out
     )
-    assert iterations_of(copied) == [1, 2, 3] and "checkpoint_000003" in names_in(copied)
+    assert iterations_in(copied) == [1, 2, 3] and "checkpoint_000003" in names_in(copied)
     assert train.main(["--resume", str(copied), "--iterations", "50"]) == 1
     said = capsys.readouterr().err
     assert said.endswith(f"error: runner 1 died\ncontinue with: {command('train', '--resume', copied)}\n")
@@ -123,7 +120,7 @@ def test_a_foreign_checkpoint_is_data_unless_it_is_trusted(trained, copied, tmp_
     shutil.copytree(trained / "checkpoint_000002", checkpoint)
     seal(checkpoint, verify_sealed(checkpoint))  # without a key: nobody's
     assert train.main(["--resume", str(copied), "--iterations", "3", "--trust-checkpoint", "--debug"]) == 0
-    assert iterations_of(copied) == [1, 2, 3]
+    assert iterations_in(copied) == [1, 2, 3]
     verify_own(copied / "checkpoint_000003")  # what it writes from now on is this user's
 
 

@@ -18,12 +18,6 @@ def write(path: Path, rows: list[dict]) -> str:
     return str(path)
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> tuple[str, str]:
-    repeats = [{"question": text, "answer": "7"} for text in REPEATS]
-    return write(tmp_path / "train.jsonl", SUMS + repeats), write(tmp_path / "test.jsonl", HELDOUT)
-
-
 def test_pairs_share_tokens_that_few_rows_have() -> None:
     assert tokens_of("Tom’s  2,500 Apples − and 3.50?") == ("tom", "s", "2500", "apples", "-", "and", "3.5")
     start = "read the following question with care and answer it with one number only"
@@ -47,8 +41,9 @@ def test_a_pair_by_hand(train: tuple[str, str], evaluation: tuple[str, str], sco
 
 
 @pytest.mark.slow
-def test_a_run_plays_no_row_that_is_left_out(files, random_llama_dir, tmp_path: Path, build) -> None:
-    train, heldout = files
+def test_a_run_plays_no_row_that_is_left_out(random_llama_dir, tmp_path: Path, build) -> None:
+    repeats = [{"question": text, "answer": "7"} for text in REPEATS]
+    train, heldout = write(tmp_path / "train.jsonl", SUMS + repeats), write(tmp_path / "test.jsonl", HELDOUT)
     played = {}
     for variant in ("contamination", "drop"):
         config = small_config(random_llama_dir, tmp_path / variant)
