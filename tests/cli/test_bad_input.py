@@ -26,6 +26,7 @@ def said(argv: list[str], capsys: pytest.CaptureFixture) -> str:
     (["train", "--learning_rate", "1e-4"], "--learning_rate: use --lr"),
     (["train", "--num_shots", "4"], "--num_shots: use --env_config (num_shots=4)"),
     (["check-data", "--data", "x", "--out", "y"], "--out: a flag of srl train, not of this command"),
+    (["rate", "x", "--lr", "3"], "--lr: a flag of srl train, not of this command"),
     (["report", "x", "--ou", "y"], "--ou: did you mean --out?"),
     (["train", "--env", "comapre", "--model", "tiny"], "environment 'comapre' is unknown; did you mean compare?"),
     (["env", "comapre"], "environment 'comapre' is unknown; did you mean compare?"),

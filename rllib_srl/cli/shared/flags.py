@@ -32,7 +32,6 @@ from rllib_srl.cli.shared.settings import (
 from rllib_srl.common.foreign_names import in_place_of
 from rllib_srl.storage.paths import local_path
 
-OF_TRAINING = ("--iterations", "--out", "--resume", "--export", "--verbose")
 LIBRARIES = "Ray, RLlib, vLLM and transformers"
 # The settings in `--help`; `--help-all` also shows the rest.
 USED_MOST = (
@@ -55,7 +54,7 @@ class Program:
     verbose: str = ""  # libraries whose output `--verbose` shows; "": no such flag
     fault: Callable[[argparse.Namespace], str] = lambda arguments: ""  # what is wrong with arguments together
 
-    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+    def parser(self) -> Parser:
         parser = Parser(usage=self.usage, **help_of(self.doc))
         self.add_flags(parser)
         if self.verbose:
@@ -63,8 +62,12 @@ class Program:
         parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
         if self.without is not None:
             add_settings(parser, self.without)
-            parser.takes_settings, argv = True, with_underscores(argv)
-        arguments: argparse.Namespace = parser.parse_args(argv)
+            parser.takes_settings = True
+        return parser
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        parser = self.parser()
+        arguments: argparse.Namespace = parser.parse_args(with_underscores(argv) if parser.takes_settings else argv)
         if fault := self.fault(arguments):
             parser.error(fault)
         return arguments
@@ -158,7 +161,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def _hint(name: str, known: Sequence[str]) -> str:
-    if name in OF_TRAINING:
+    from rllib_srl.cli.train import main  # here, as it imports this module
+
+    if name in main.parser()._option_string_actions:
         return "a flag of srl train, not of this command"
     return in_place_of(name, known, "--") or "--help lists them all"
 
