@@ -17,7 +17,6 @@ This file imports no third-party package before a run was lost.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -30,11 +29,12 @@ from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 
+from rllib_srl.envs.sandbox import kernel
+
 LOST = 75  # exit status of a child that has lost a process; EX_TEMPFAIL of sysexits.h
 DIRECT = ("-h", "--help", "--help-all", "--max-failures=0", "--max_failures=0")  # words that need no parent
 PIPE = "RLLIB_SRL_SUPERVISOR"  # environment variable of the child: descriptor of the pipe
 LEFT_S = 10.0  # for processes that were killed to be gone
-_SET_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36  # of prctl
 
 
 # --- in the parent --------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ def is_needed(argv: Sequence[str]) -> bool:
 
 def supervise(command: Sequence[str]) -> int:
     """Run a program that calls `begin` and `report`, again after each loss; return the last exit status."""
-    _prctl(_SET_SUBREAPER, 1)  # orphans of the child become ours
+    _prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)  # orphans of the child become ours
     child: subprocess.Popen[bytes] | None = None
     stopped_by, is_passed_on = 0, False  # the number of the last signal, and whether a child got it
 
@@ -115,7 +115,7 @@ def _exit_status(status: int) -> int:
 
 def _prctl(option: int, value: int) -> None:
     with suppress(OSError, AttributeError):  # Linux only
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+        kernel.prctl(option, value)
 
 
 # --- in the child ---------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def begin() -> None:
     if PIPE in os.environ:
         _pipe = int(os.environ.pop(PIPE))  # the run's own processes must not get it
         os.set_inheritable(_pipe, False)
-        _prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+        _prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def report(directory: Path, max_failures: int) -> None:
