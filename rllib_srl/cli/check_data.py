@@ -27,7 +27,7 @@ import numpy as np
 from rllib_srl import SRLConfig
 from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
 from rllib_srl.cli.shared.cluster import command
-from rllib_srl.cli.shared.display import printable, printable_lines
+from rllib_srl.cli.shared.display import one_line, printable_lines
 from rllib_srl.cli.shared.flags import Program
 from rllib_srl.cli.shared.settings import SettingsError, build_config, check, given_settings, words_of
 from rllib_srl.engine.model_dir import load_tokenizer
@@ -44,6 +44,7 @@ NUM_SHOWN = 5  # prompts
 NUM_MEASURED = 5000  # prompts whose tokens are counted
 NUM_GRADED = 200  # right answers, and wrong ones
 NUM_EXAMPLES = 3  # of what needs a look
+WIDEST = 70  # characters of a question or an answer
 _RULE = "─" * 12
 
 
@@ -154,7 +155,7 @@ def grading(found: Findings, env: QuestionFile, ids: Sequence[str], tokenizer: A
         found.line("grading" if target else "", f"{name}: {text}")
     if env.settings.reward != "":
         odd = [one for one, (reward, _) in wrong.items() if reward >= right[one][0]]
-        examples = [f"{_short(env.question(one).text)}: {wrong[one][0]:g}" for one in odd]
+        examples = [f"{one_line(env.question(one).text, WIDEST)}: {wrong[one][0]:g}" for one in odd]
         found.look("wrong answers that earn at least as much as the right one", examples, is_wrong=True)
         return
     unpaid = [_graded_line(env, one, *result) for one, result in right.items() if result[0] < 1]
@@ -197,7 +198,7 @@ def _right_answer(env: QuestionFile, prompt_id: str, tokenizer: Any) -> str:
         return "no right answer in the row"
     reward, _ = _reward(env, prompt_id, env.gold_turns(prompt_id), tokenizer)
     of_class = "" if env.settings.reward != "" else f"class: {class_of(*env.gold(prompt_id))}, "
-    return f"right answer: {_short(answer)} ({of_class}reward {reward:g})"
+    return f"right answer: {one_line(answer, WIDEST)} ({of_class}reward {reward:g})"
 
 
 def _reward(env: QuestionFile, prompt_id: str, turns: Sequence[str], tokenizer: Any) -> tuple[float, dict[str, Any]]:
@@ -223,18 +224,13 @@ def _others(env: QuestionFile, ids: Sequence[str]) -> Iterator[str | None]:
 
 
 def _graded_line(env: QuestionFile, prompt_id: str, reward: float, info: Mapping[str, Any]) -> str:
-    asked, parsed = _short(env.question(prompt_id).text), _short(str(info.get("parsed", "")))
+    asked, parsed = one_line(env.question(prompt_id).text, WIDEST), one_line(str(info.get("parsed", "")), WIDEST)
     return f"{asked}: read {parsed!r}, expected {info.get('expected')!r}, reward {reward:g}"
 
 
 def _percentiles(lengths: np.ndarray) -> str:
     shown = {"median": 50, "90 %": 90, "99 %": 99, "longest": 100}
     return ", ".join(f"{name} {math.ceil(np.percentile(lengths, share))}" for name, share in shown.items())
-
-
-def _short(text: str, most: int = 70) -> str:
-    line = printable(" ".join(text.split()))
-    return line if len(line) <= most else f"{line[:most]}..."
 
 
 USAGE = "%(prog)s --data FILE [--reward FUNCTION] [--model MODEL] [--SETTING VALUE ...]"

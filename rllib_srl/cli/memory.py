@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rllib_srl.cli.shared.display import counted, figure, printable, rounded, table
+from rllib_srl.cli.shared.display import counted, figure, one_line, printable, rounded, table
 from rllib_srl.cli.shared.flags import Program, integer_from
 from rllib_srl.common.decoder import decoder_of
 from rllib_srl.replay.admission import Decode, turns_of
@@ -98,10 +98,10 @@ def list_items(arguments: argparse.Namespace) -> None:
 def row_of(item: Item) -> list[str]:
     row, prompt, settings = item.row, item.prompt, item.memory.settings
     due = lateness(item.memory.now - float(row["due"])).removeprefix("due ") if settings.has_due_dates else "any time"
-    name = printable(f"{prompt.env_id} [{prompt.prompt_id}]" + (f" +{len(prompt.history)}" if prompt.history else ""))
+    name = f"{prompt.env_id} [{prompt.prompt_id}]" + (f" +{len(prompt.history)}" if prompt.history else "")
     return [
         prompt.key[:10],
-        name if len(name) <= WIDEST_PROMPT else name[: WIDEST_PROMPT - 1] + "…",
+        one_line(name, WIDEST_PROMPT),
         printable(prompt.domain),
         due,
         rounded(item.recall),

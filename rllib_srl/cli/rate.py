@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from rllib_srl.cli.memory import decoder_for
-from rllib_srl.cli.shared.display import printable, printable_lines, table
+from rllib_srl.cli.shared.display import one_line, printable, printable_lines, table
 from rllib_srl.cli.shared.flags import Program
 from rllib_srl.people.rating import (
     NAMED_SCHEMES,
@@ -223,10 +223,8 @@ def print_list(store: RatingStore, answers: StoredAnswers) -> None:
 
 
 def cells(one: Rating) -> list[str]:
-    text = " ".join(one.answer.answer.split())
-    text = text if len(text) <= WIDEST else text[: WIDEST - 1] + "…"
     given = [one.value, shown_reward(one.reward), one.rater or "-", one.rated_at]
-    return [one.answer.answer_id, *given, one.answer.domain or "-", text]
+    return [one.answer.answer_id, *given, one.answer.domain or "-", one_line(one.answer.answer, WIDEST)]
 
 
 def export(store: RatingStore, answers: StoredAnswers, file: Path) -> None:

@@ -21,6 +21,7 @@ from rllib_srl.algorithm.model_shape import ModelShape
 from rllib_srl.algorithm.resources import PlacementError, card_bytes_here
 from rllib_srl.cli.shared.baselines import played
 from rllib_srl.cli.shared.cluster import ROOT, is_installed
+from rllib_srl.cli.shared.display import one_line
 from rllib_srl.cli.shared.settings import SettingsError, build_config, check
 from rllib_srl.curriculum.prompts import prompts_of
 from rllib_srl.engine.models import local_model
@@ -190,7 +191,7 @@ def _right(env: Any, prompts: Sequence[Prompt], mark: float) -> tuple[str, str]:
             return WARNING, f"has no gold_turns for prompt {prompt.prompt_id[:40]!r}: its right answer is not graded"
         reward = played(env, prompt, turns)
         if not reward >= mark:
-            said = " ".join(" / ".join(turns).split())[:60]
+            said = one_line(" / ".join(turns), 60)
             which = f"the right answer {said!r} of prompt {prompt.prompt_id[:40]!r}"
             return FAILURE, f"pays {reward:g} for {which}; expected 1"
     return OK, f"grades right answers to {len(prompts)} prompts as right"

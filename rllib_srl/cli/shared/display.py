@@ -188,6 +188,12 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in text)
 
 
+def one_line(text: str, most: int) -> str:
+    """Return `printable` text on one line, cut to `most` characters."""
+    line = printable(" ".join(text.split()))
+    return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
 def printable_lines(text: str) -> str:
     """Return `printable` text with its line breaks kept."""
     return "\n".join(printable(line) for line in text.split("\n"))
