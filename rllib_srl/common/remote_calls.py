@@ -59,12 +59,14 @@ class Call(Generic[Result]):
         return result
 
     def submit(self, actor: Any) -> ray.ObjectRef[Result]:
-        return self.submit_all(actor)[0]
+        reference: ray.ObjectRef[Result] = getattr(actor, self.method).remote(*self.args, **self.kwargs)
+        return reference
 
-    def submit_all(self, actor: Any) -> list[ray.ObjectRef[Any]]:
-        """Start on an actor; return the references of all return values, one unless the method has `num_returns`."""
-        references = getattr(actor, self.method).remote(*self.args, **self.kwargs)
-        return references if isinstance(references, list) else [references]
+    def submit_both(self, actor: Any) -> list[ray.ObjectRef[Any]]:
+        """Start a method that returns two values on an actor; return a reference of each."""
+        method = getattr(actor, self.method).options(num_returns=2)
+        references: list[ray.ObjectRef[Any]] = method.remote(*self.args, **self.kwargs)
+        return references
 
 
 class Place(NamedTuple):

@@ -198,7 +198,6 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         groups, _ = self._play({str(at): prompt for at, prompt in enumerate(prompts)}, group_size, overrides)
         return [episode for group in groups for episode in group.episodes]
 
-    @ray.method(num_returns=2)
     def play_groups(
         self,
         version: int,
@@ -250,7 +249,6 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         )
         return batch, groups
 
-    @ray.method(num_returns=2)
     def advance(
         self, version: int, slice_s: float, enough: int, begin: PlayArguments | None
     ) -> tuple[Slice | None, list[Group]]:

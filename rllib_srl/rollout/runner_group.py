@@ -81,7 +81,7 @@ class RunnerGroup:
             answers: Iterable[tuple[int, Any]] = [(i, batch) for i, (batch, _) in played.items()]
             groups: dict[int, Any] = {i: own for i, (_, own) in played.items()}
         else:
-            references = {i: call.submit_all(self.actors[i]) for i, call in calls.items()}
+            references = {i: call.submit_both(self.actors[i]) for i, call in calls.items()}
             answers = gather({i: batch for i, (batch, _) in references.items()}, timeout_s)
             groups = {i: own for i, (_, own) in references.items()}
         for i, answer in answers:
@@ -94,7 +94,7 @@ class RunnerGroup:
     ) -> PendingSlice:
         """Start a slice on a remote runner; see `LLMEnvRunner.advance`. Played groups outlive their runner."""
         call = Call.of(LLMEnvRunner.advance, version, slice_s, enough, begin)
-        answer, groups = call.submit_all(self.actors[runner_id])
+        answer, groups = call.submit_both(self.actors[runner_id])
         return PendingSlice(runner_id, answer, groups)
 
     def slice_of(self, pending: PendingSlice, timeout_s: float) -> Slice | Failure:

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-import ray
 
 from rllib_srl import SRL
 from rllib_srl.common.remote_calls import ActorFailure, ProcessLost
@@ -49,7 +48,6 @@ class Troubled(LLMEnvRunner):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().load_weights(*args, **kwargs)
 
-    @ray.method(num_returns=2)
     def play_groups(self, *args, **kwargs):
         flag, self.has_played = self.config.env_config["flag"], True
         if self.engine.version == 1 and is_first(flag + ".hung"):

@@ -30,7 +30,6 @@ class Counter:
     def add(self, number: int, *, times: int = 1) -> int:
         return number * times
 
-    @ray.method(num_returns=2)
     def split(self, number: int) -> tuple[int, str]:
         return number, "second"
 
@@ -50,6 +49,9 @@ class Remote:
 
     def __init__(self, answer):
         self.answer, self.calls = answer, []
+
+    def options(self, num_returns):
+        return self
 
     def remote(self, *arguments, **named):
         self.calls.append((arguments, named))
@@ -81,7 +83,7 @@ def test_a_broken_process_is_a_failure_and_must_be_killed(ray_here):
 @pytest.mark.slow
 def test_two_return_values_are_two_references(ray_here):
     actor = ray.remote(Doubling).options(num_cpus=0).remote()
-    first, second = Call.of(Counter.split, 3).submit_all(actor)
+    first, second = Call.of(Counter.split, 3).submit_both(actor)
     assert dict(remote_calls.gather({5: first}, 60)) == {5: 3} and ray.get(second, timeout=60) == "second"
     assert dict(remote_calls.gather({5: Call.of(Counter.add, 3).submit(actor)}, 60)) == {5: 6}
     ray.kill(actor)
