@@ -98,19 +98,13 @@ OURS = {
     "prompt_format; 'chat'": "apply_chat_template",
     "env": "environment",
 }
-FOREIGN = {name: entry for entry, names in OURS.items() for name in names.split()}
-
+FOREIGN = {name: entry.partition(";") for entry, names in OURS.items() for name in names.split()}
 
 # Settings of other libraries that change sampling, so that the learner's log-probs would differ from the engine's.
 UNSUPPORTED = dict.fromkeys(
     ("repetition_penalty", "presence_penalty", "frequency_penalty", "min_p", "top_p", "top_k", "logit_bias"),
     "it would change the distribution that answers are drawn from, and the learner could not compute their log-probs",
 )
-
-
-def targets_of(entry: str) -> list[str]:
-    """Return the settings that an entry of `FOREIGN` names."""
-    return entry.partition(";")[0].split()
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -142,6 +136,6 @@ def in_place_of(name: str, known: Collection[str], prefix: str = "") -> str:
 
 
 def _use(name: str, prefix: str) -> str:
-    settings = " and ".join(f"{'' if target in FLAGS else prefix}{target}" for target in targets_of(FOREIGN[name]))
-    note = FOREIGN[name].partition(";")[2].strip()
-    return f"use {settings}{f' ({note})' if note else ''}"
+    ours, _, note = FOREIGN[name]
+    settings = " and ".join(f"{'' if target in FLAGS else prefix}{target}" for target in ours.split())
+    return f"use {settings}{f' ({note.strip()})' if note else ''}"

@@ -40,6 +40,7 @@ from rllib_srl.rollout.env_runner import LLMEnvRunner, token_spaces
 from rllib_srl.types import listed
 
 Result = TypeVar("Result")
+STALE = Failure("was restarted and does not have the current weights", is_silent=False)
 
 
 class PendingSlice(NamedTuple):
@@ -87,7 +88,7 @@ class RunnerGroup:
         for i, answer in answers:
             if isinstance(answer, RunnerBatch) and arguments[i].get("as_groups", True):
                 answer = replace(answer, groups=listed(answer.groups, groups[i]))
-            yield i, answer or Failure("was restarted and does not have the current weights", is_silent=False)
+            yield i, answer or STALE
 
     def start_slice(
         self, runner_id: int, version: int, slice_s: float, enough: int, begin: PlayArguments | None
@@ -100,10 +101,8 @@ class RunnerGroup:
     def slice_of(self, pending: PendingSlice, timeout_s: float) -> Slice | Failure:
         """Return a slice whose `answer` is ready, with references to its groups."""
         (_, played), *_ = gather({pending.runner_id: pending.answer}, timeout_s)
-        if isinstance(played, Failure):
-            return played
-        if played is None:
-            return Failure("was restarted and does not have the current weights", is_silent=False)
+        if not isinstance(played, Slice):
+            return played or STALE
         metas = iter(listed([meta for batch in played.batches.values() for meta in batch.groups], pending.groups))
         batches = {i: replace(one, groups=list(islice(metas, len(one.groups)))) for i, one in played.batches.items()}
         return replace(played, batches=batches)
