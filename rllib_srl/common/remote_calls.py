@@ -1,6 +1,6 @@
 """Typed remote calls with a timeout.
 
-    Call.of(LLMEnvRunner.score, sequences)   a method of the remote class and its arguments, checked by mypy
+    Call.of(LLMEnvRunner.load_noise)         a method of the remote class and its arguments, checked by mypy
     call.submit(actor) -> reference          runs in the actor's process; call.run(instance) runs here
     gather(references) -> (id, value) as each arrives, (id, Failure) for processes that died, broke or timed out
 
