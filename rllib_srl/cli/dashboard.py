@@ -20,7 +20,7 @@ from pathlib import Path
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from rllib_srl.cli.report import OF_RUN, page_in
@@ -67,7 +67,7 @@ def application(directory: Path, access: Access) -> Starlette:
         return Response(html_of(directory), media_type="text/html")
 
     async def styles(request: Request) -> Response:
-        return Response(STYLES.read_bytes(), media_type="text/css")
+        return FileResponse(STYLES)
 
     routes = [Route("/", page), Route("/page.css", styles)]
     return Starlette(routes=routes, middleware=[Middleware(Guard, access=access)])

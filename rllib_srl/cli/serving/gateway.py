@@ -25,6 +25,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from rllib_srl.cli.serving.figures import Meter, prometheus_text, stored_figures
@@ -55,7 +56,7 @@ MAX_UNDER_WAY = 64  # answers at the same time; further requests get 429
 MAX_NAME = 100  # characters of a rater's name
 MOST_FOUND = 20  # conversations at once
 PAGE = Path(__file__).with_name("page")
-PAGE_FILES = {"index.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
+PAGE_FILES = {"/": "index.html", "/page.css": "page.css", "/page.js": "page.js"}
 NO_TOKEN = (
     "expected the header 'Authorization: Bearer TOKEN' with the token of this server, or in a browser the address that "
     "srl serve printed"
@@ -101,8 +102,7 @@ class Gateway:
         self, access: Access, name: str, serving: Serving, db: StoreThread, training: Training, usual: SamplingDefaults
     ) -> None:
         """Serve with the parts of `srl serve`; `name` is that of the served model."""
-        self._name, self._files = name, {name: (PAGE / name).read_bytes() for name in PAGE_FILES}
-        self._serving, self._db, self._training, self._usual = serving, db, training, usual
+        self._name, self._serving, self._db, self._training, self._usual = name, serving, db, training, usual
         self._meter = Meter()
         self._doing: set[asyncio.Task[Any]] = set()  # rollbacks; the event loop alone would not keep them
         routes = [
@@ -117,18 +117,11 @@ class Gateway:
             Route("/v1/status", self._status, methods=["GET"]),
             Route("/v1/figures", self._figures, methods=["GET"]),
             Route("/metrics", self._metrics, methods=["GET"]),
-            Route("/", self._page, methods=["GET"]),
-            Route("/{name}", self._page, methods=["GET"]),
+            *(Route(path, partial(_file, PAGE / file), methods=["GET"]) for path, file in PAGE_FILES.items()),
         ]
         refusals = {RequestError: web.refused_request} | {kind: _refusal_by(*how) for kind, how in _REFUSALS.items()}
         guard = Middleware(Guard, access=access, refusal=_refused, no_token=NO_TOKEN)
         self.app = web.application(routes, [guard], refusals)
-
-    async def _page(self, request: Request) -> Response:
-        name = request.path_params.get("name", "index.html")
-        if name not in PAGE_FILES:
-            raise Refusal(404, "not_found", "Not Found")
-        return Response(self._files[name], media_type=PAGE_FILES[name])
 
     # --- answers -----------------------------------------------------------------------------------
 
@@ -280,6 +273,10 @@ class Gateway:
 
     async def _measured(self) -> dict[str, Any]:
         return {"answers": self._meter.figures(), **await self._db.run(stored_figures, self._db.store)}
+
+
+async def _file(path: Path, _: Request) -> Response:
+    return FileResponse(path)
 
 
 def _refused(status: int, reason: str) -> Response:
