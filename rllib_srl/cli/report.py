@@ -149,7 +149,6 @@ def _interval(facts: RunFacts, at: int) -> str:
 
 
 def _learning(facts: RunFacts) -> Iterator[Block]:
-    """Yield the charts of rewards, of held-out accuracy, and of the tokens trained on."""
     yield Heading("Reward and accuracy")
     charts = [_chart(facts, {"reward": REWARD}, "Reward of training episodes", "mean reward")]
     for name, metric in facts.by_name("env_runners/reward/").items():

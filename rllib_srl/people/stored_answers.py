@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -25,23 +25,18 @@ WAITS = "waits for the next iteration of the run"
 UNUSED = "unused: the answer is not in the memory"
 
 
-class NotARun(ValueError):
-    """A path is not the directory of a run with a memory."""
-
-
 class StoredAnswers:
     """The answers of one run at one moment. Invariant: the reading is an open copy; the run is not disturbed."""
 
     def __init__(self, reading: Reading, decode: Callable[[], Decode]) -> None:
         """Use an open reading; `decode` returns the function that turns token ids into text."""
         self._reading, self._make_decode = reading, decode
-        self._decode: Decode | None = None
         self._rated = RatedGroups(**reading.state.get("rated", {}))
 
     @classmethod
     @contextmanager
     def of_run(cls, directory: Path, decode: Callable[[], Decode]) -> Iterator[Any]:
-        """Yield the answers of a run; NotARun: it has no memory. A checkpoint and a database have no ratings."""
+        """Yield the answers of a run; ValueError: it has no memory. A checkpoint and a database have no ratings."""
         check_run(directory)
         with reading(directory) as found:
             yield cls(found, decode)
@@ -75,6 +70,10 @@ class StoredAnswers:
         return "taken back"
 
     @cached_property
+    def _decode(self) -> Decode:
+        return self._make_decode()
+
+    @cached_property
     def _rows(self) -> np.ndarray:
         tables = self._reading.tables
         rows_N: np.ndarray = tables.groups[tables.groups.slots()]
@@ -87,22 +86,20 @@ class StoredAnswers:
         return seqs
 
     def _answer(self, group: Group, g: int) -> Answer:
-        if self._decode is None:
-            self._decode = self._make_decode()
         listed = turns_of(group, g, self._decode)
         prompt = listed[0][-1] if listed and not listed[0][0] else ""
         rest = listed[1:] if prompt else listed
         text = "".join(text if is_policy else f"\n[environment] {text}\n" for is_policy, _, _, text in rest)
-        about: Mapping[str, str] = {"key": group.prompt.key, "env_id": group.prompt.env_id}
         return Answer(
             group.group_id,
             g,
+            key=group.prompt.key,
             fingerprint=fingerprint(group, g),
+            env_id=group.prompt.env_id,
             domain=group.prompt.domain,
             version=int(group.versions_G2[g].max()),
             prompt=prompt,
             answer=text,
-            **about,
         )
 
     def _is_stored(self, answer: Answer) -> bool:
@@ -112,7 +109,7 @@ class StoredAnswers:
 
 
 def check_run(directory: Path) -> None:
-    """Check that a path is the directory of a run with a memory, and not a checkpoint or a database."""
+    """Check that a path is the directory of a run with a memory, no checkpoint or database; ValueError: it is not."""
     if not (directory / "replay/memory.db").is_file():
         reason = "holds no memory of a run" if directory.is_dir() else "is not a directory"
-        raise NotARun(f"{directory} {reason}; expected the directory of a run, as srl train --out names it")
+        raise ValueError(f"{directory} {reason}; expected the directory of a run, as srl train --out names it")

@@ -5,7 +5,7 @@ import pytest
 from rllib_srl.people.rating import Answer
 from rllib_srl.people.rating_feed import RatingFeed
 from rllib_srl.people.rating_store import RATINGS, RatingsError
-from rllib_srl.people.stored_answers import NotARun, StoredAnswers
+from rllib_srl.people.stored_answers import StoredAnswers
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.ratings import fingerprint
 from rllib_srl.replay.settings import ReplaySettings
@@ -90,5 +90,5 @@ def states(directory, store) -> list[str]:
 @pytest.mark.parametrize("name", ["", "missing", "file"])
 def test_what_is_no_run_is_refused(tmp_path, name):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(NotARun, match="expected the directory of a run"), StoredAnswers.of_run(tmp_path / name, None):
+    with pytest.raises(match="expected the directory of a run"), StoredAnswers.of_run(tmp_path / name, None):
         pass

@@ -74,7 +74,6 @@ class RatedAnswers(SRLCallback):
         return algorithm.source.draw(self.num_revisits) if self.num_revisits else ()
 
     def post_step(self, *, algorithm: Any, reused: Sequence[GroupMeta], **kwargs: Any) -> None:
-        """Note what an iteration has trained on."""
         found = {}
         for name in _METRICS + _BAD:  # missing if each rating is at the level, since nothing is trained on then
             default = 0.0 if name in _BAD else float("nan")

@@ -112,7 +112,6 @@ class HelpAll(argparse.Action):
 
 
 def add_trust(parser: argparse.ArgumentParser, text: str) -> None:
-    """Add `--trust-checkpoint` with a help text."""
     parser.add_argument("--trust-checkpoint", "--trust_checkpoint", action="store_true", help=text)
 
 
