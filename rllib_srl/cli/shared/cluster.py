@@ -10,6 +10,7 @@ import logging
 import os
 import shlex
 import shutil
+import signal
 import socket
 import sys
 import warnings
@@ -21,7 +22,7 @@ from typing import Any
 
 from rllib_srl.cli import supervisor
 from rllib_srl.cli.shared.display import printable_lines
-from rllib_srl.cli.shared.stopping import ended_by_sigterm, leave, spared_from_sigterm, stopped
+from rllib_srl.cli.shared.stopping import STATUS, ended_by_sigterm, leave, spared_from_sigterm
 from rllib_srl.storage.database import DatabaseError
 
 ROOT = Path(__file__).resolve().parents[3]  # the directory that holds the package
@@ -164,7 +165,8 @@ def run_cleanly(action: Callable[[], int], debug: bool) -> int:
         with ended_by_sigterm():
             return action()
     except KeyboardInterrupt as error:
-        return stopped(error)
+        print("\n".join(["\nstopped", *getattr(error, "__notes__", ())]), file=sys.stderr)
+        return STATUS[signal.SIGINT]
     except Exception as error:  # any: users get one message first, and the traceback with --debug
         if debug:
             if sys.stderr.isatty():

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -128,9 +127,3 @@ def spared_from_sigterm() -> Iterator[None]:
         for number, handler in usual.items():
             signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-def stopped(error: KeyboardInterrupt) -> int:
-    """Print that a script was stopped by Ctrl-C, with the notes of `error`; return the exit status."""
-    print("\n".join(["\nstopped", *getattr(error, "__notes__", ())]), file=sys.stderr)
-    return STATUS[signal.SIGINT]
