@@ -61,7 +61,7 @@ def address_of(url: str) -> Address:
     return Address(parts.scheme, host, port or _PORTS[parts.scheme], parts.path.rstrip("/"))
 
 
-def fault_of(setting: str, url: str, key_variable: str = "") -> str:
+def error_of(setting: str, url: str, key_variable: str = "") -> str:
     """Return why a request to `url`, or sending it the value of `key_variable`, is not allowed; "" if it is allowed.
 
     Args:
@@ -88,18 +88,18 @@ def _allowed() -> dict[Address, set[str]]:
     """Return the names of the keys that may be sent to each endpoint of the list."""
     listed = re.sub(r"\s*=\s*", "=", os.environ.get(VARIABLE, ""))
     allowed: dict[Address, set[str]] = {}
-    faults = []
+    errors = []
     for entry in filter(None, re.split(r"[,\s]+", listed)):
         url, _, key = entry.partition("=")
         try:
             address = address_of(url)
         except ValueError as error:
-            faults.append(f"{VARIABLE} names {error}")
+            errors.append(f"{VARIABLE} names {error}")
             continue
         if "=" in entry and not _NAME.fullmatch(key):  # it may be the key itself: it is not shown
-            faults.append(f"{VARIABLE} names no environment variable after the = of {url!r}")
+            errors.append(f"{VARIABLE} names no environment variable after the = of {url!r}")
             continue
         allowed.setdefault(address, set()).update([key] if key else [])
-    if faults:
-        raise ValueError("; ".join(faults))
+    if errors:
+        raise ValueError("; ".join(errors))
     return allowed

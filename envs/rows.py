@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rllib_srl.envs.math.data_files import RowFault, lines_of
+from rllib_srl.envs.math.data_files import RowError, lines_of
 
 T = TypeVar("T")
 
@@ -23,17 +23,17 @@ def usable_rows(path: str | Path, read: Callable[[Any], T], *, skips_broken: boo
         ValueError: the file cannot be read, a row is broken and not skipped, or no row is left.
     """
     rows: list[T] = []
-    faults: list[str] = []
+    errors: list[str] = []
     for number, row in lines_of(Path(path)):
         try:
-            if isinstance(row, RowFault):
+            if isinstance(row, RowError):
                 raise row
             rows.append(read(row))
         except ValueError as error:
-            faults.append(f"{path}, row {number}: {error}")
-    if faults and not skips_broken:
-        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-        raise ValueError(f"{faults[0]}{more}; fix the rows, or set bad_rows = 'skip'")
+            errors.append(f"{path}, row {number}: {error}")
+    if errors and not skips_broken:
+        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        raise ValueError(f"{errors[0]}{more}; fix the rows, or set bad_rows = 'skip'")
     if not rows:
         raise ValueError(f"{path} has no usable row; expected at least one")
-    return rows, tuple(faults)
+    return rows, tuple(errors)

@@ -57,7 +57,7 @@ class OneOf:
 class Settings:
     """Base of the settings of an environment. Invariant: those of an environment that was built have no error."""
 
-    def faults(self) -> list[str]:
+    def errors(self) -> list[str]:
         """Return one error message for each setting that does not fit the others; each is in its own range."""
         return []
 
@@ -66,23 +66,23 @@ def read_settings(settings_class: type[S], env_config: Mapping[str, Any] | None,
     """Return `settings_class` filled from `env_config`.
 
     Raises:
-        ValueError: lists every unknown name, wrong type and value out of range, or else all faults().
+        ValueError: lists every unknown name, wrong type and value out of range, or else all errors().
     """
     names, values = [field.name for field in dataclasses.fields(settings_class)], dict(env_config or {})
     expected = ", ".join(sorted(names))
-    faults = [f"{name} is not a setting; expected one of {expected}" for name in values if name not in names]
+    errors = [f"{name} is not a setting; expected one of {expected}" for name in values if name not in names]
     for name in names:
-        if name in values and (fault := _fault_of(settings_class, name, values[name])):
-            faults.append(fault)
-    if not faults:
+        if name in values and (error := _error_of(settings_class, name, values[name])):
+            errors.append(error)
+    if not errors:
         settings = settings_class(**values)
-        faults = settings.faults()
-        if not faults:
+        errors = settings.errors()
+        if not errors:
             return settings
-    raise ValueError(f"env_config of {env}: " + "; ".join(faults))
+    raise ValueError(f"env_config of {env}: " + "; ".join(errors))
 
 
-def _fault_of(settings_class: type, name: str, value: Any) -> str:
+def _error_of(settings_class: type, name: str, value: Any) -> str:
     adapter, kind, ranges = _about(settings_class, name)
     try:
         adapter.validate_python(value, strict=True)

@@ -169,49 +169,49 @@ class Group:
         Raises:
             ValueError: naming all broken invariants at once.
         """
-        num_tokens, faults = len(self.token_ids_N), []
+        num_tokens, errors = len(self.token_ids_N), []
         for name in ("loss_mask_N", "behaviour_logp_N"):
             if len(getattr(self, name)) != num_tokens:
-                faults.append(f"{name} has {len(getattr(self, name))} entries, token_ids_N has {num_tokens}")
+                errors.append(f"{name} has {len(getattr(self, name))} entries, token_ids_N has {num_tokens}")
         for name, want in (("versions_G2", self.size), ("stop_reasons", self.size), ("offsets", self.size + 1)):
             if len(getattr(self, name)) != want:
-                faults.append(f"{name} has {len(getattr(self, name))} entries; expected {want}")
-        if not faults:
-            faults += self._faults_of_values(num_tokens)
-        if faults:
-            raise ValueError(f"group {self.group_id} is not valid: " + "; ".join(faults))
+                errors.append(f"{name} has {len(getattr(self, name))} entries; expected {want}")
+        if not errors:
+            errors += self._errors_of_values(num_tokens)
+        if errors:
+            raise ValueError(f"group {self.group_id} is not valid: " + "; ".join(errors))
 
-    def _faults_of_values(self, num_tokens: int) -> list[str]:
-        faults = []
+    def _errors_of_values(self, num_tokens: int) -> list[str]:
+        errors = []
         if self.offsets[0] != 0 or self.offsets[-1] != num_tokens or (np.diff(self.offsets) < 1).any():
-            faults.append(f"offsets {self.offsets.tolist()} do not cut {num_tokens} tokens into non-empty streams")
+            errors.append(f"offsets {self.offsets.tolist()} do not cut {num_tokens} tokens into non-empty streams")
         elif self.loss_mask_N[self.offsets[:-1]].any():
-            faults.append("the first token of a stream is marked as written by the policy")
+            errors.append("the first token of a stream is marked as written by the policy")
         written = self.behaviour_logp_N[self.loss_mask_N]
         if not np.isfinite(written).all() or (written > 1e-4).any():
-            faults.append("behaviour_logp_N is not finite and <= 0 on every policy-written token")
-        faults += self._faults_of_conversations() if not faults and _CONVERSATIONS in self.extra else []
+            errors.append("behaviour_logp_N is not finite and <= 0 on every policy-written token")
+        errors += self._errors_of_conversations() if not errors and _CONVERSATIONS in self.extra else []
         if self.behaviour_logp_N[~self.loss_mask_N].any():
-            faults.append("behaviour_logp_N is not 0 outside loss_mask_N")
+            errors.append("behaviour_logp_N is not 0 outside loss_mask_N")
         if not np.isfinite(self.rewards_G).all():
-            faults.append("rewards_G is not finite")
+            errors.append("rewards_G is not finite")
         if any(reason.is_infrastructure for reason in self.stop_reasons):
-            faults.append("an episode that infrastructure ended is in the group")
-        return faults
+            errors.append("an episode that infrastructure ended is in the group")
+        return errors
 
-    def _faults_of_conversations(self) -> list[str]:
-        faults, several = [], self.extra[_CONVERSATIONS]
+    def _errors_of_conversations(self) -> list[str]:
+        errors, several = [], self.extra[_CONVERSATIONS]
         if not isinstance(several, dict) or not set(several) <= set(map(str, range(self.size))):
             return [f"conversations {str(several)[:60]} are not those of {self.size} episodes"]
         for g in map(int, several):
             starts, end = several[str(g)], int(self.offsets[g + 1] - self.offsets[g])
             if not isinstance(starts, list) or not all(type(start) is int for start in starts):
-                faults.append(f"conversations {str(starts)[:60]} of episode {g} are not positions")
+                errors.append(f"conversations {str(starts)[:60]} of episode {g} are not positions")
             elif starts[:1] != [0] or any(b <= a for a, b in pairwise((*starts, end))):
-                faults.append(f"conversations {starts} of episode {g} do not cut its {end} tokens")
+                errors.append(f"conversations {starts} of episode {g} do not cut its {end} tokens")
             elif self.loss_mask_N[self.offsets[g] + np.array(starts)].any():
-                faults.append(f"the first token of a conversation of episode {g} is marked as written by the policy")
-        return faults
+                errors.append(f"the first token of a conversation of episode {g} is marked as written by the policy")
+        return errors
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def replied(url: SplitResult, data: bytes) -> tuple[int, bytes] | None:
             return None
 
 
-def fault_of(status: int, body: bytes) -> str:
+def error_of(status: int, body: bytes) -> str:
     """Return what is wrong with a reply to a chat: "" for an error in OpenAI's form, or a whole answer."""
     try:
         if 400 <= status < 500:
@@ -135,7 +135,7 @@ def broken_requests(url: SplitResult, token: str, name: str, secret: bytes, num:
         secret: a word of it, which nobody may read without the token.
         num: of requests.
     """
-    rng, statuses, faults = random.Random(5), Counter[int](), []
+    rng, statuses, errors = random.Random(5), Counter[int](), []
     for at in range(num):
         kind = ("value", "bytes", "token")[at % 3]
         place, body = PLACES[0] if kind == "value" else rng.choice(PLACES)
@@ -148,11 +148,11 @@ def broken_requests(url: SplitResult, token: str, name: str, secret: bytes, num:
         try:
             status, reply = replied(url, sent) or (0, b"")
         except OSError as error:
-            faults.append(f"{error!r} to {sent[:200]!r}")
+            errors.append(f"{error!r} to {sent[:200]!r}")
             continue
         statuses[status] += 1
-        fault = fault_of(status, reply) if kind == "value" else "failed" if status >= 500 else ""
+        reason = error_of(status, reply) if kind == "value" else "failed" if status >= 500 else ""
         if kind == "token" and (not (status == 0 or 400 <= status < 500) or secret in reply):
-            fault = "it was read without the token"
-        faults += [f"{fault}: {status} {reply[:200]!r} to {sent[:200]!r}"] if fault else []
-    return statuses, faults
+            reason = "it was read without the token"
+        errors += [f"{reason}: {status} {reply[:200]!r} to {sent[:200]!r}"] if reason else []
+    return statuses, errors

@@ -3,7 +3,7 @@
     <!-- run: slow engine -->      the next ```python block gets these pytest marks; without a comment it is a fast test
     <!-- no-run: why -->           the next ```python block is not run
 
-`python scripts/docs_check.py` lists blocks and faults. tests/test_docs.py runs every block and fails on a fault.
+`python scripts/docs_check.py` lists blocks and errors. tests/test_docs.py runs every block and fails on an error.
 Paths and modules are checked everywhere except in the lab book, which keeps the names of its time.
 """
 
@@ -97,9 +97,9 @@ def python_blocks(repo: Path = REPO) -> list[Block]:
     return [block for block in blocks if block.language == "python" and block.rule == "run"]
 
 
-def link_faults(repo: Path = REPO) -> list[str]:
+def link_errors(repo: Path = REPO) -> list[str]:
     """Return an error message for each link to a missing page, heading or file of the repository."""
-    faults = []
+    errors = []
     for path in documents(repo):
         name = path.relative_to(repo).as_posix()
         for target in LINK.findall(INLINE.sub("", FENCED.sub("", path.read_text()))):
@@ -108,10 +108,10 @@ def link_faults(repo: Path = REPO) -> list[str]:
                 continue
             place = (path.parent / file) if file else path
             if not place.exists():
-                faults.append(f"{name}: {target} does not exist")
+                errors.append(f"{name}: {target} does not exist")
             elif anchor and anchor not in anchors_of(place.read_text()):
-                faults.append(f"{name}: {target} names a heading that does not exist")
-    return faults
+                errors.append(f"{name}: {target} names a heading that does not exist")
+    return errors
 
 
 def anchors_of(text: str) -> set[str]:
@@ -120,21 +120,21 @@ def anchors_of(text: str) -> set[str]:
     return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
 
 
-def path_faults(repo: Path = REPO) -> list[str]:
+def path_errors(repo: Path = REPO) -> list[str]:
     """Return an error message for each missing path or module of the repository that a document names."""
-    faults = []
+    errors = []
     for path in documents(repo):
         name, text = path.relative_to(repo).as_posix(), path.read_text()
         if name == LAB_BOOK:
             continue
-        text = re.sub(r"\]\([^)\s]+\)", "]", text)  # links are `link_faults`'
+        text = re.sub(r"\]\([^)\s]+\)", "]", text)  # links are `link_errors`'
         for mention in sorted({match.rstrip(".-") for match in PATH.findall(text)}):
             if not (repo / mention).exists():
-                faults.append(f"{name}: {mention} does not exist")
-        faults += [
+                errors.append(f"{name}: {mention} does not exist")
+        errors += [
             f"{name}: {m} does not exist" for m in sorted(set(MODULE.findall(text))) if not is_name(m, repo)
         ]
-    return faults
+    return errors
 
 
 def is_name(dotted: str, repo: Path = REPO) -> bool:
@@ -151,12 +151,12 @@ def is_name(dotted: str, repo: Path = REPO) -> bool:
     return True
 
 
-def nav_faults(repo: Path = REPO) -> list[str]:
+def nav_errors(repo: Path = REPO) -> list[str]:
     """Return an error message for each page missing in the website's navigation, and each entry without a page."""
     listed = set(_pages(yaml.safe_load((repo / SITE.relative_to(REPO)).read_text())["nav"]))
     pages = {path.relative_to(repo / "docs").as_posix() for path in (repo / "docs").rglob("*.md")}
-    faults = [f"docs/{page} is not in the navigation" for page in sorted(pages - listed)]
-    return faults + [f"the navigation lists {page}, which does not exist" for page in sorted(listed - pages)]
+    errors = [f"docs/{page} is not in the navigation" for page in sorted(pages - listed)]
+    return errors + [f"the navigation lists {page}, which does not exist" for page in sorted(listed - pages)]
 
 
 def _pages(nav: str | list[Any] | dict[str, Any]) -> Iterator[str]:
@@ -168,13 +168,13 @@ def _pages(nav: str | list[Any] | dict[str, Any]) -> Iterator[str]:
 
 
 def main() -> int:
-    """List the blocks that are run, then the faults; return 1 if there are any."""
+    """List the blocks that are run, then the errors; return 1 if there are any."""
     for block in python_blocks():
         print(f"{block.document}:{block.line} runs {' '.join(block.marks) or 'fast'}")
-    faults = link_faults() + path_faults() + nav_faults()
-    for fault in faults:
-        print(fault, file=sys.stderr)
-    return 1 if faults else 0
+    errors = link_errors() + path_errors() + nav_errors()
+    for error in errors:
+        print(error, file=sys.stderr)
+    return 1 if errors else 0
 
 
 if __name__ == "__main__":

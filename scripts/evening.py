@@ -287,9 +287,9 @@ def by_page(served: Served, arguments: argparse.Namespace) -> bool:
         is_good = evening(served, hands, arguments)
         pictures = hands.shoot(arguments.out.with_name(f"{arguments.out.name}-pictures"))
         print(f"pictures: {', '.join(map(str, pictures))}")
-        for fault in hands.faults:
-            print(f"on the page: {json.dumps(fault)}")
-        return is_good and not hands.faults
+        for error in hands.errors:
+            print(f"on the page: {json.dumps(error)}")
+        return is_good and not hands.errors
 
 
 def main() -> int:

@@ -115,7 +115,7 @@ def one_life(directory: Path, seed: int, position: int, life_s: float) -> int:
 
 def run(directory: Path, num_kills: int, seed: int) -> dict[str, Any]:
     """Kill that often; return what was found."""
-    generator, faults, position, num_lives = np.random.default_rng(seed), [], 0, 0
+    generator, errors, position, num_lives = np.random.default_rng(seed), [], 0, 0
     twin = opened(directory / "twin", seed)
     for kill in range(num_kills):
         position += (num := one_life(directory / "killed", seed, position, generator.random() * LONGEST_LIFE_S))
@@ -126,18 +126,18 @@ def run(directory: Path, num_kills: int, seed: int) -> dict[str, Any]:
         try:
             check_valid(buffer)
             if buffer.store.position not in (position, position + 1):
-                faults.append(f"kill {kill}: {buffer.store.position} calls stored, {position} acknowledged")
+                errors.append(f"kill {kill}: {buffer.store.position} calls stored, {position} acknowledged")
             again, want = (call(side, seed, position) for side in (buffer, twin))  # the one under way
             position += 1
             if again != want:
-                faults.append(f"kill {kill}: call {position - 1} answers otherwise when it is repeated")
+                errors.append(f"kill {kill}: call {position - 1} answers otherwise when it is repeated")
             if stored(buffer) != stored(twin):
-                faults.append(f"kill {kill}: the memory differs from its twin after {position} calls")
+                errors.append(f"kill {kill}: the memory differs from its twin after {position} calls")
         except AssertionError as error:
-            faults.append(f"kill {kill}: {error!r}")
+            errors.append(f"kill {kill}: {error!r}")
         buffer.close()
     twin.close()
-    return {"num_kills": num_kills, "num_lives": num_lives, "num_calls": position, "faults": faults}
+    return {"num_kills": num_kills, "num_lives": num_lives, "num_calls": position, "errors": errors}
 
 
 def main() -> int:
@@ -149,7 +149,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         report = run(Path(directory), arguments.kills, arguments.seed)
     print(json.dumps(report, indent=1))
-    return int(bool(report["faults"]))
+    return int(bool(report["errors"]))
 
 
 if __name__ == "__main__":

@@ -193,14 +193,14 @@ def kill_all(
     for is_exact in sorted({kind != "engine" for kind in kinds}):
         flags, unbroken = (LOCAL, directory / "unbroken") if is_exact else (VLLM, directory / "unbroken-vllm")
         flags = ["--model", model, *flags]
-        faults = run("driver", unbroken, last, [], flags)
+        errors = run("driver", unbroken, last, [], flags)
         for kind in (name for name in kinds if (name != "engine") is is_exact):
             begin = time.monotonic()
-            lines = faults or run(kind, directory / kind, last, kills, flags)
+            lines = errors or run(kind, directory / kind, last, kills, flags)
             lines = lines or differences(directory / kind, unbroken, is_exact)
             said = directory / kind / "said.txt"
             starts = said.read_text(encoding="utf-8").count("starting again from ") if said.exists() else 0
-            rows.append({"model": model, "kind": kind, "kills": len(kills), "new_starts": starts, "faults": lines})
+            rows.append({"model": model, "kind": kind, "kills": len(kills), "new_starts": starts, "errors": lines})
             rows[-1]["seconds"] = round(time.monotonic() - begin, 1)
             print(json.dumps(rows[-1]), flush=True)
     return rows
@@ -221,7 +221,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="kills_") as scratch:
         directory = (arguments.out or Path(scratch)).absolute()
         rows = kill_all(directory, arguments.kinds, arguments.phases, arguments.times, arguments.model)
-    return int(any(row["faults"] for row in rows))
+    return int(any(row["errors"] for row in rows))
 
 
 if __name__ == "__main__":

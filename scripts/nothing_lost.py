@@ -76,7 +76,7 @@ class Ledger:
     answers: dict[str, str] = field(default_factory=dict)  # id -> text
     possible: dict[str, set[str]] = field(default_factory=dict)  # id -> values that its rating may have
     num_ratings: int = 0
-    faults: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
 
 
 def lost_of(ledger: Ledger, answers: Mapping[str, str], values: Mapping[str, str]) -> list[str]:
@@ -116,7 +116,7 @@ class Visitor(threading.Thread):
                 return True
             except urllib.error.HTTPError as error:
                 if error.code not in MOMENTARY:
-                    self.ledger.faults.append(f"status {error.code}: {error.read(300)!r}")
+                    self.ledger.errors.append(f"status {error.code}: {error.read(300)!r}")
                 return False
             except (OSError, HTTPException, Cut):
                 return False
@@ -210,7 +210,7 @@ class Model:
         if kind == "gateway":
             self.served.process.wait(GONE_S)
             left = [process for process in psutil.wait_procs(family, GONE_S)[1] if is_alive(process)]
-            self.visitor.ledger.faults += [f"process {process.pid} outlives the gateway" for process in left]
+            self.visitor.ledger.errors += [f"process {process.pid} outlives the gateway" for process in left]
             self.served = self.visitor.served = Served(FLAGS, self.directory, self._log)
         before = {process.pid for process in victims} if kind == "server" else {victim.pid}
 
@@ -242,7 +242,7 @@ class Model:
         with self.visitor.holding:
             answers = dict(self.rows("SELECT id, answer FROM conversations"))
             lost = lost_of(self.visitor.ledger, answers, dict(self.rows(query)))
-        self.visitor.ledger.faults += lost
+        self.visitor.ledger.errors += lost
         return len(lost)
 
     def answers_as_it_says(self) -> None:
@@ -253,7 +253,7 @@ class Model:
             said = self.served.call("POST", "/chat/completions", body)["system_fingerprint"]
             seen += [number for (number,) in self.rows(query)] or [0]
             if said not in {f"version-{number}" for number in seen}:
-                self.visitor.ledger.faults.append(f"{said} answers; active is version {seen[-1]}")
+                self.visitor.ledger.errors.append(f"{said} answers; active is version {seen[-1]}")
 
     def _active(self) -> int:
         return int(next(iter(self.rows("SELECT number FROM versions WHERE state = 'active'")), (0,))[0])
@@ -291,8 +291,8 @@ def kills(model: Model, kind: str, num: int) -> tuple[int, str]:
         seconds.append(model.kill(kind))
         model.num_lost()
         model.answers_as_it_says()
-        faults = len(model.visitor.ledger.faults)
-        print(f"{kind} killed; goes on after {seconds[-1]:.1f} s; faults so far: {faults}", flush=True)
+        errors = len(model.visitor.ledger.errors)
+        print(f"{kind} killed; goes on after {seconds[-1]:.1f} s; errors so far: {errors}", flush=True)
     return num, f"goes on after {statistics.median(seconds):.1f} s, at most {max(seconds):.1f} s"
 
 
@@ -302,8 +302,8 @@ def requests(model: Model) -> tuple[int, str]:
     name, url = model.served.call("POST", "/chat/completions", body)["id"], urlsplit(model.served.page)
     token = (model.directory / "token").read_text().strip()
     with model.visitor.holding:
-        statuses, faults = broken_requests(url, token, name, b"attic", NUM_REQUESTS)
-    model.visitor.ledger.faults += faults
+        statuses, errors = broken_requests(url, token, name, b"attic", NUM_REQUESTS)
+    model.visitor.ledger.errors += errors
     return NUM_REQUESTS, ", ".join(f"{status or 'waits'}: {num}" for status, num in sorted(statuses.items()))
 
 
@@ -322,11 +322,11 @@ def disk(model: Model) -> tuple[int, str]:
             except urllib.error.HTTPError as error:
                 refused += error.code == 507
                 if error.code != 507:
-                    model.visitor.ledger.faults.append(f"status {error.code} on a full disk: {error.read(300)!r}")
+                    model.visitor.ledger.errors.append(f"status {error.code} on a full disk: {error.read(300)!r}")
                     break
         process.rlimit(resource.RLIMIT_FSIZE, usual)
     if not refused or not model.visitor.try_once():
-        model.visitor.ledger.faults.append("the full disk was not noticed, or nothing goes on afterwards")
+        model.visitor.ledger.errors.append("the full disk was not noticed, or nothing goes on afterwards")
     return refused, "refused with 507, or a stream without its end; all goes on with room"
 
 
@@ -351,7 +351,7 @@ def raters(model: Model) -> tuple[int, str]:
             model.visitor.ledger.num_ratings += 2
     query = "SELECT a.group_id, r.value FROM answers a JOIN ratings r ON r.answer = a.number"
     stored = set(model.rows(query))
-    model.visitor.ledger.faults += [f"rating {row} was acknowledged and is not stored" for row in set(changed) - stored]
+    model.visitor.ledger.errors += [f"rating {row} was acknowledged and is not stored" for row in set(changed) - stored]
     return 2 * NUM_RATED, f"{len(changed)} changes, all in the log"
 
 
@@ -364,22 +364,22 @@ def play(arguments: argparse.Namespace) -> int:
     ledger = model.visitor.ledger
     try:
         for part in arguments.parts:
-            num_faults = len(ledger.faults)
+            num_errors = len(ledger.errors)
             num, seen = others[part](model) if part in others else kills(model, part, arguments.kills)
             so_far = f"{len(ledger.answers):,} answers, {ledger.num_ratings:,} ratings"
             rows.append([part, str(num), so_far, str(model.num_lost()), seen])
-            print("  ".join(rows[-1]), f"{len(ledger.faults) - num_faults} faults", flush=True)
+            print("  ".join(rows[-1]), f"{len(ledger.errors) - num_errors} errors", flush=True)
         model.wait_for_another()
     except (NotServed, OSError, HTTPException, psutil.Error) as error:
-        ledger.faults.append(f"it has ended early: {type(error).__name__}: {error}")
+        ledger.errors.append(f"it has ended early: {type(error).__name__}: {error}")
     finally:
         num_decided = model.decided()
         model.stop()
-    for line in ledger.faults:
+    for line in ledger.errors:
         print(f"FOUND  {line}")
     print(table(rows))
     print(f"versions decided: {num_decided}")
-    return 1 if ledger.faults else 0
+    return 1 if ledger.errors else 0
 
 
 def main() -> int:

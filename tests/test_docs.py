@@ -77,33 +77,33 @@ def test_blocks_carry_the_rule_above_them() -> None:
     assert (third.source, third.rule, third.marks) == ("if c:\n    d()\n", "run", ())
 
 
-@pytest.mark.parametrize(("text", "fault"), [
+@pytest.mark.parametrize(("text", "error"), [
     ("```python\na", "x.md:1: the ``` block is not closed"),
     ("<!-- no-run: why -->\ntext\n", "x.md:2: the comment 'no-run' must stand directly above"),
 ])  # fmt: skip
-def test_a_broken_document_is_named(text: str, fault: str) -> None:
-    with pytest.raises(ValueError, match=fault):
+def test_a_broken_document_is_named(text: str, error: str) -> None:
+    with pytest.raises(ValueError, match=error):
         docs_check.blocks_of(text, "x.md")
 
 
 def test_every_link_leads_somewhere() -> None:
-    assert docs_check.link_faults() == []
+    assert docs_check.link_errors() == []
 
 
 def test_every_path_and_module_that_is_named_exists() -> None:
-    assert docs_check.path_faults() == []
+    assert docs_check.path_errors() == []
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    assert docs_check.nav_faults() == []
+    assert docs_check.nav_errors() == []
 
 
 def test_the_readme_is_at_most_160_lines() -> None:
     assert len((docs_check.REPO / "README.md").read_text().splitlines()) <= 160
 
 
-def test_faults_are_found(tmp_path: Path) -> None:
-    """Of a repository whose documentation has one fault of each kind beside things that are right."""
+def test_errors_are_found(tmp_path: Path) -> None:
+    """Of a repository whose documentation has one error of each kind beside things that are right."""
     readme = "[a](docs/a.md) [b](docs/b.md) [c](docs/a.md#two-words) [d](docs/a.md#three) [e](https://x.y/z)\n"
     page = "# Two words\n`[no](link.md)` rllib_srl.types.Group rllib_srl.types.Nothing rllib_srl.gone\n"
     files = {
@@ -118,16 +118,16 @@ def test_faults_are_found(tmp_path: Path) -> None:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert docs_check.link_faults(tmp_path) == [
+    assert docs_check.link_errors(tmp_path) == [
         "README.md: docs/b.md does not exist",
         "README.md: docs/a.md#three names a heading that does not exist",
     ]
-    assert docs_check.path_faults(tmp_path) == [
+    assert docs_check.path_errors(tmp_path) == [
         "README.md: scripts/gone.sh does not exist",
         "docs/a.md: rllib_srl.gone does not exist",
         "docs/a.md: rllib_srl.types.Nothing does not exist",
     ]
-    assert docs_check.nav_faults(tmp_path) == [
+    assert docs_check.nav_errors(tmp_path) == [
         "docs/unlisted.md is not in the navigation", "the navigation lists c.md, which does not exist"
     ]
 

@@ -90,25 +90,25 @@ def _dynamic_target(node: ast.Call) -> str:
     return str(node.args[0].value) if name in ("import_module", "__import__") else ""
 
 
-def faults_of(sources: Mapping[str, str]) -> list[str]:
+def config_errors(sources: Mapping[str, str]) -> list[str]:
     """Return one line for each import that breaks a rule, of sources by their dotted names inside rllib_srl.
 
     "" is the package's own `__init__`, which names public classes of every layer.
     """
-    faults = []
+    errors = []
     for module, source in sources.items():
         folder = module.split(".")[0]
         if not module:
             continue
         if folder not in LAYER_OF and folder not in MAY_IMPORT:
-            faults.append(f"rllib_srl.{module}: folder {folder!r} has no line in LAYERS")
+            errors.append(f"rllib_srl.{module}: folder {folder!r} has no line in LAYERS")
             continue
         is_package = any(other.startswith(f"{module}.") for other in sources)
         for found in imports_of(source, f"rllib_srl.{module}", is_package):
             rule = _beside if folder in MAY_IMPORT else _within
-            if fault := rule(module, folder, found.target):
-                faults.append(f"rllib_srl.{module}:{found.line} imports {found.target}: {fault}")
-    return faults
+            if error := rule(module, folder, found.target):
+                errors.append(f"rllib_srl.{module}:{found.line} imports {found.target}: {error}")
+    return errors
 
 
 def _within(module: str, folder: str, target: str) -> str:
@@ -177,7 +177,7 @@ SOURCES = read(REPO / "rllib_srl")
 
 def test_folders_are_layers() -> None:
     assert {"types", "envs.math.compare", "tune_configs.replay"} <= set(SOURCES)
-    assert faults_of(SOURCES) == []
+    assert config_errors(SOURCES) == []
 
 
 def test_there_is_no_import_cycle() -> None:
@@ -205,7 +205,7 @@ def test_code_imports_installed_names_only(folder: str) -> None:
     assert found == []
 
 
-@pytest.mark.parametrize(("module", "source", "fault"), [
+@pytest.mark.parametrize(("module", "source", "error"), [
     ("losses.kl", "from rllib_srl.engine.protocol import Turn", "engine/ is not below losses/"),
     ("rollout.episodes", "def f():\n    from rllib_srl.learner import scoring", "learner/ is not below rollout/"),
     ("losses.kl", "def f():\n    import ray", "works without Ray"),
@@ -218,9 +218,9 @@ def test_code_imports_installed_names_only(folder: str) -> None:
     ("envs.x", "import torch", "envs/ imports"),
     ("novel.x", "", "has no line in LAYERS"),
 ])  # fmt: skip
-def test_a_broken_rule_is_found(module: str, source: str, fault: str) -> None:
-    (line,) = faults_of({"": "", "engine": "", "engine.sync": "", "learner": "", module: source})
-    assert fault in line
+def test_a_broken_rule_is_found(module: str, source: str, error: str) -> None:
+    (line,) = config_errors({"": "", "engine": "", "engine.sync": "", "learner": "", module: source})
+    assert error in line
 
 
 def test_cycles_are_found() -> None:

@@ -29,18 +29,18 @@ class AgentSettings(Settings):
     call_format: Annotated[str, OneOf(*CALL_FORMATS)] = "native"  # how the policy writes calls of tools
     domain: str = "agent"
 
-    def faults(self) -> list[str]:
+    def errors(self) -> list[str]:
         """Return one error message for each setting that does not fit the others."""
-        faults = []
+        errors = []
         if bool(self.agent) == bool(self.agent_command):
-            faults.append(f"agent = {self.agent!r} and agent_command = {self.agent_command}; expected one of the two")
+            errors.append(f"agent = {self.agent!r} and agent_command = {self.agent_command}; expected one of the two")
         if self.agent and ":" not in self.agent:
-            faults.append(f"agent = {self.agent!r}; expected 'my_module:run' or 'file.py:run'")
+            errors.append(f"agent = {self.agent!r}; expected 'my_module:run' or 'file.py:run'")
         if not all(isinstance(word, str) and word for word in self.agent_command):
-            faults.append(f"agent_command = {self.agent_command!r}; expected a list of texts")
+            errors.append(f"agent_command = {self.agent_command!r}; expected a list of texts")
         if not self.domain:
-            faults.append("domain = ''; expected a name")
-        return faults
+            errors.append("domain = ''; expected a name")
+        return errors
 
 
 class Agent(CallingEnvironment):

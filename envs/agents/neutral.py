@@ -95,7 +95,7 @@ NEUTRAL: dict[str, tuple[Callable[[Any], bool], str, str]] = {
 }  # fmt: skip
 
 
-def fault_of(name: str, value: Any) -> str:
+def error_of(name: str, value: Any) -> str:
     """Return why a field cannot be taken, "" if it can, or if it is not one of `NEUTRAL`."""
     if value is None or name not in NEUTRAL:
         return ""

@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rllib_srl.envs.agents.neutral import INERT, NEUTRAL, fault_of
+from rllib_srl.envs.agents.neutral import INERT, NEUTRAL, error_of
 
 MAX_MESSAGES = 2000
 MAX_DEPTH = 60  # of nested JSON; far below what Python's own functions can follow
@@ -244,8 +244,8 @@ def read_request(body: bytes, kind: type[R] = ChatRequest) -> R:  # type: ignore
     """
     value = read_object(body)
     for name, field in value.items():
-        if name not in kind.taken and (fault := fault_of(name, field)):
-            raise RequestError(fault, name)
+        if name not in kind.taken and (reason := error_of(name, field)):
+            raise RequestError(reason, name)
     unread = (INERT | NEUTRAL.keys()) - kind.model_fields.keys()
     request = fields_of({name: field for name, field in value.items() if name not in unread}, kind)
     if len(request.stops()) > 16 or not all(request.stops()):
@@ -307,15 +307,15 @@ def _check_depth(value: Any) -> None:
 
 
 def _refuse(error: ValidationError) -> NoReturn:
-    """Raise the first faults as a `RequestError`."""
-    faults = error.errors(include_url=False, include_context=False)
-    lines = [f"{_place(fault['loc'])}: {_said(fault)}" for fault in faults[:3]]
-    raise RequestError("; ".join(lines)[:600], _place(faults[0]["loc"])) from None
+    """Raise the first errors as a `RequestError`."""
+    errors = error.errors(include_url=False, include_context=False)
+    lines = [f"{_place(reason['loc'])}: {_said(reason)}" for reason in errors[:3]]
+    raise RequestError("; ".join(lines)[:600], _place(errors[0]["loc"])) from None
 
 
-def _said(fault: Mapping[str, Any]) -> str:
-    is_unknown = fault["type"] == "extra_forbidden"
-    return "this endpoint does not know the field; leave it out" if is_unknown else str(fault["msg"])
+def _said(reason: Mapping[str, Any]) -> str:
+    is_unknown = reason["type"] == "extra_forbidden"
+    return "this endpoint does not know the field; leave it out" if is_unknown else str(reason["msg"])
 
 
 def _place(loc: tuple[int | str, ...]) -> str:

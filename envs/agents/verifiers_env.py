@@ -42,14 +42,14 @@ class VerifiersSettings(Settings):
     call_format: Annotated[str, OneOf(*CALL_FORMATS)] = "native"  # how the policy writes calls of tools
     domain: str = ""  # "": the name in `load`
 
-    def faults(self) -> list[str]:
+    def errors(self) -> list[str]:
         """Return one error message for each setting that does not fit the others."""
-        faults = []
+        errors = []
         if not self.load:
-            faults.append("load = ''; expected the id of a taskset, or 'my_module:load_environment'")
+            errors.append("load = ''; expected the id of a taskset, or 'my_module:load_environment'")
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
-            faults.append(f"low = {self.low:g} and high = {self.high:g}; expected two numbers, low below high")
-        return faults
+            errors.append(f"low = {self.low:g} and high = {self.high:g}; expected two numbers, low below high")
+        return errors
 
 
 class RewardRangeError(ValueError):

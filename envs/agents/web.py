@@ -321,13 +321,13 @@ def serve_in_thread(app: ASGIApp, name: str) -> str:
     """
     listening = listen("127.0.0.1", 0)
     host, port = listening.getsockname()
-    server, faults = Server(app, listening), []
+    server, errors = Server(app, listening), []
 
     def run() -> None:
         try:
             server.run()
         except BaseException as error:  # the caller raises it
-            faults.append(error)
+            errors.append(error)
 
     def stop() -> None:
         server.should_exit = True
@@ -343,7 +343,7 @@ def serve_in_thread(app: ASGIApp, name: str) -> str:
         if not thread.is_alive():
             break
         waited.wait(0.01)
-    raise RuntimeError(f"the HTTP server '{name}' did not start: {faults[0] if faults else 'timeout'}")
+    raise RuntimeError(f"the HTTP server '{name}' did not start: {errors[0] if errors else 'timeout'}")
 
 
 def listen(host: str, port: int) -> socket.socket:

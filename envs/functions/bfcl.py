@@ -128,7 +128,7 @@ class Bfcl(Listed, ToolQuestionEnv):
         self._episode.results.append(result)
         return presentable(result, limit), result.startswith("Error")
 
-    def _unreadable(self, action: str, fault: str) -> Reply:
+    def _unreadable(self, action: str, error: str) -> Reply:
         self._num_unreadable += 1
         return self._answered(action, Said(text=action))  # as in BFCL, this ends the user's turn
 

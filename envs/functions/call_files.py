@@ -84,8 +84,8 @@ def call_rows(path: str, answers: str, skip_broken: bool) -> tuple[Mapping[str, 
             raise ValueError(f"field id = {call_row.row_id!r} occurs twice; expected different ids")
         return call_row
 
-    _, faults = usable_rows(path, read, skips_broken=skip_broken)
-    return by_id, faults
+    _, errors = usable_rows(path, read, skips_broken=skip_broken)
+    return by_id, errors
 
 
 def _row(row: Any, wanted: Mapping[str, Any], *, expects_calls: bool) -> CallRow:

@@ -45,16 +45,16 @@ class FunctionCallSettings(ToolSettings):
 
     has_many_arguments = True
 
-    def faults(self) -> list[str]:
+    def errors(self) -> list[str]:
         """Return one error message for each setting that does not fit the others."""
-        faults = super().faults()
+        errors = super().errors()
         if not self.bfcl and not self.path and self.num_calls > self.num_tools:
-            faults.append(f"num_calls = {self.num_calls}; expected at most num_tools = {self.num_tools}")
+            errors.append(f"num_calls = {self.num_calls}; expected at most num_tools = {self.num_tools}")
         if self.bfcl and self.path:
-            faults.append(f"bfcl = {self.bfcl!r} with path = {self.path!r}; expected one of the two")
+            errors.append(f"bfcl = {self.bfcl!r} with path = {self.path!r}; expected one of the two")
         if self.answers_path and not self.path:
-            faults.append(f"answers_path = {self.answers_path!r} without path; expected both or neither")
-        return faults
+            errors.append(f"answers_path = {self.answers_path!r} without path; expected both or neither")
+        return errors
 
 
 class FunctionCall(ToolQuestionEnv):
@@ -71,11 +71,11 @@ class FunctionCall(ToolQuestionEnv):
     def _prepare(self) -> None:
         super()._prepare()
         self._rows: Mapping[str, CallRow] = {}
-        self.row_faults: tuple[str, ...] = ()  # of the rows that were left out
+        self.row_errors: tuple[str, ...] = ()  # of the rows that were left out
         settings = self.settings
         if settings.bfcl or settings.path:
             paths = packaged_paths(settings.bfcl) if settings.bfcl else (settings.path, settings.answers_path)
-            self._rows, self.row_faults = call_rows(*paths, bool(settings.bfcl) or settings.bad_rows == "skip")
+            self._rows, self.row_errors = call_rows(*paths, bool(settings.bfcl) or settings.bad_rows == "skip")
         self._row_ids = list(self._rows)
         self._made_row: tuple[str, CallRow] | None = None
 
@@ -135,7 +135,7 @@ class FunctionCall(ToolQuestionEnv):
         said = self.format.read(action, self._tools)
         if said.calls:
             return self._compared(action, said.calls)
-        return self._unreadable(action, said.fault) if said.fault else self._answered(action, said)
+        return self._unreadable(action, said.error) if said.error else self._answered(action, said)
 
     def _answered(self, action: str, said: Said) -> Reply:
         return self._graded(action, said.answer or said.text.strip())  # any text is an answer without a call

@@ -47,17 +47,17 @@ class OracleSettings(TurnSettings):
     num_numbers: Annotated[int, Within(2, _MOST_NUMBERS)] = 4
     lie_percent: Annotated[int, Within(0, 45)] = 10  # in steps of 5
 
-    def faults(self) -> list[str]:
+    def errors(self) -> list[str]:
         """Return one error message for each setting that does not fit the others."""
-        faults, most = [], 100 // (self.num_turns - 1)
+        errors, most = [], 100 // (self.num_turns - 1)
         if not 0 <= self.cost_percent <= most:
-            faults.append(
+            errors.append(
                 f"cost_percent = {self.cost_percent}; expected 0 to {most}, so that the {self.num_turns - 1} queries "
                 f"that num_turns = {self.num_turns} allows leave a reward of at least 0"
             )
         if self.lie_percent % 5:
-            faults.append(f"lie_percent = {self.lie_percent}; expected 0 to 45 in steps of 5")
-        return faults
+            errors.append(f"lie_percent = {self.lie_percent}; expected 0 to 45 in steps of 5")
+        return errors
 
 
 class Inquiry:

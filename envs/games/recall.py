@@ -40,15 +40,15 @@ class RecallSettings(QuestionSettings):
     num_options: Annotated[int, Within(2, 8)] = 3
     seed: Annotated[int, Within(0)] = 0  # of items, codes and orders
 
-    def faults(self) -> list[str]:
+    def errors(self) -> list[str]:
         """Return one error message for each setting that does not fit the others."""
-        faults = []
+        errors = []
         if self.num_facts * self.num_stages + self.num_shots > _MAX_FACTS:
             total = f"{self.num_facts} x {self.num_stages} + {self.num_shots}"
-            faults.append(f"num_facts x num_stages + num_shots = {total}; expected at most {_MAX_FACTS} names of items")
+            errors.append(f"num_facts x num_stages + num_shots = {total}; expected at most {_MAX_FACTS} names of items")
         if not -1 <= self.stage < self.num_stages:
-            faults.append(f"stage = {self.stage}; expected -1 (all) to {self.num_stages - 1}")
-        return faults
+            errors.append(f"stage = {self.stage}; expected -1 (all) to {self.num_stages - 1}")
+        return errors
 
 
 class Recall(QuestionEnv):

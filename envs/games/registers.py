@@ -48,7 +48,7 @@ class RegistersSettings(TurnSettings):
     num_registers: Annotated[int, Within(2, 8)] = 3
     task: Annotated[str, OneOf(*TASKS)] = "read"
 
-    def faults(self) -> list[str]:
+    def errors(self) -> list[str]:
         """Return one error message for each setting that does not fit the others."""
         least = 2 if self.task == "read" else 3  # of the shortest solution
         if self.num_turns >= least:

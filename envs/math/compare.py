@@ -36,7 +36,7 @@ class CompareSettings(QuestionSettings):
     highest: int = 99
     ask: Annotated[str, OneOf(*_ASKED)] = "largest"  # which number is the answer
 
-    def faults(self) -> list[str]:
+    def errors(self) -> list[str]:
         """Return one error message for each setting that does not fit the others."""
         if not 0 <= self.lowest < self.highest <= 10**6:
             return [f"lowest = {self.lowest}, highest = {self.highest}; expected 0 <= lowest < highest <= 10**6"]

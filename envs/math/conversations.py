@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rllib_srl.envs.math.data_files import RowFault
+from rllib_srl.envs.math.data_files import RowError
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "human": "user", "assistant": "assistant",
           "gpt": "assistant", "model": "assistant"}  # fmt: skip
@@ -41,7 +41,7 @@ def written_messages(asked: str, name: str) -> Any:
         return asked
     messages = unwritten(asked)
     if isinstance(messages, str):
-        raise RowFault(name, f"= {shown(asked)}, which looks like a list of messages but is not JSON; expected "
+        raise RowError(name, f"= {shown(asked)}, which looks like a list of messages but is not JSON; expected "
                              '[{"role": "user", "content": "..."}]')  # fmt: skip
     return messages
 
@@ -64,15 +64,15 @@ def of_messages(messages: Sequence[Any], name: str) -> tuple[tuple[Mapping[str, 
         role, content = (message.get(key) if isinstance(message, Mapping) else None for key in keys)
         content = of_parts(content, name)
         if not isinstance(content, str) or not isinstance(role, str):
-            raise RowFault(name, f"has the message {shown(message)}; expected texts 'role' and 'content'")
+            raise RowError(name, f"has the message {shown(message)}; expected texts 'role' and 'content'")
         role = role.strip().lower()
         if role not in _ROLES:
             expected = "system, user or assistant: an environment with tools plays what others say"
-            raise RowFault(name, f"has a message of the role {role!r}; expected {expected}")
+            raise RowError(name, f"has a message of the role {role!r}; expected {expected}")
         said.append({"role": _ROLES[role], "content": content.strip()})
     solution = said.pop()["content"] if said and said[-1]["role"] == "assistant" else ""
     if said and all(entry["role"] != "user" for entry in said):
-        raise RowFault(name, "has no message of the user; expected the question in one")
+        raise RowError(name, "has no message of the user; expected the question in one")
     return tuple(said), solution
 
 
@@ -87,7 +87,7 @@ def of_parts(content: Any, name: str) -> Any:
         text = part if isinstance(part, str) else part.get("text") if isinstance(part, Mapping) else None
         if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise RowFault(name, f"has a message with a part of type {kind!r}; expected parts of text only")
+            raise RowError(name, f"has a message with a part of type {kind!r}; expected parts of text only")
         texts.append(text)
     return "".join(texts)
 

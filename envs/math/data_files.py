@@ -1,13 +1,13 @@
 """Read the rows of data files: JSON Lines, JSON, CSV, TSV, Parquet and Arrow, compressed or not, alone or in a folder.
 
-    rows_of(Path("train.jsonl.gz"))     (1, {"question": ...}), (2, RowFault), ...
+    rows_of(Path("train.jsonl.gz"))     (1, {"question": ...}), (2, RowError), ...
 
     .jsonl .ndjson   one JSON object a line                          .csv .tsv    names of the columns in the first line
     .json            a list of objects, one object, or an object     .parquet     any
                      that holds a list under data, rows or problems  .arrow       as written by `datasets`
     text files also with .gz, .bz2, .xz or .zst behind
 
-A row that cannot be read is a `RowFault` in its place, so that one of them never costs the rest. What is read but
+A row that cannot be read is a `RowError` in its place, so that one of them never costs the rest. What is read but
 deserves a look (a key that occurs twice in an object) is in `Row.notes`.
 """
 
@@ -37,11 +37,11 @@ _MAX_FIELD_CHARS = 1 << 27  # a longer field ends a file of CSV: a quote that is
 _UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
 
-class RowFault(ValueError):
+class RowError(ValueError):
     """A row that cannot be used: `field` and what is wrong with it."""
 
-    def __init__(self, field: str, fault: str):
-        super().__init__(f"field {field!r} {fault}")
+    def __init__(self, field: str, error: str):
+        super().__init__(f"field {field!r} {error}")
 
 
 class Row(dict[str, Any]):
@@ -51,7 +51,7 @@ class Row(dict[str, Any]):
 
 
 def rows_of(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield (row number from 1, row) of a data file or folder; a row that cannot be read is yielded as a `RowFault`.
+    """Yield (row number from 1, row) of a data file or folder; a row that cannot be read is yielded as a `RowError`.
 
     Raises:
         ValueError: unsupported file type, or the file cannot be read at all.
@@ -175,7 +175,7 @@ def _json_lines(path: Path) -> Iterator[Any]:
             if len(line) > MAX_LINE_BYTES:
                 while not line.endswith(b"\n") and (line := lines.readline(MAX_LINE_BYTES)):
                     pass
-                yield RowFault(
+                yield RowError(
                     "(row)", f"(line {number}) has more than {MAX_LINE_BYTES} bytes; expected one row a line"
                 )
                 continue
@@ -187,9 +187,9 @@ def _json_lines(path: Path) -> Iterator[Any]:
                 yield from value if number == 1 and isinstance(value, list) else [value]  # a list under another name
             except json.JSONDecodeError as error:
                 place = f"at column {error.colno} of line {number}"
-                yield RowFault("(row)", f"is not JSON {place} ({error.msg}); expected one object a line")
+                yield RowError("(row)", f"is not JSON {place} ({error.msg}); expected one object a line")
             except (ValueError, RecursionError) as error:  # a number of too many digits, or too deep
-                yield RowFault("(row)", f"is not JSON: {error}; expected one object a line")
+                yield RowError("(row)", f"is not JSON: {error}; expected one object a line")
 
 
 def _json_list(path: Path) -> Iterator[Any]:
@@ -260,16 +260,16 @@ def _csv_rows(path: Path) -> Iterator[Any]:
 
 def _csv_row(
     names: Sequence[str], values: Sequence[str], notes: tuple[str, ...], span: tuple[int, int]
-) -> Row | RowFault:
+) -> Row | RowError:
     if len(values) < len(names) and span[1] > span[0]:
-        fault = f"(lines {span[0]} to {span[1]}) has {len(values)} of {len(names)} values over several lines"
-        return RowFault("(row)", f"{fault}; expected every quote closed: write a quote at the start of a text twice")
+        error = f"(lines {span[0]} to {span[1]}) has {len(values)} of {len(names)} values over several lines"
+        return RowError("(row)", f"{error}; expected every quote closed: write a quote at the start of a text twice")
     if (extra := len(values) - len(names)) > 0 and any(value.strip() for value in values[len(names) :]):
-        return RowFault("(row)", f"has {extra} more values than column names")
+        return RowError("(row)", f"has {extra} more values than column names")
     if (num := sum(map(len, values))) > MAX_LINE_BYTES:
         name, value = max(zip(names, values, strict=False), key=lambda pair: len(pair[1]))
         size = f"has {len(value)} of the row's {num} characters; expected at most {MAX_LINE_BYTES}"
-        return RowFault(name, f"{size}: is a quote not closed?")
+        return RowError(name, f"{size}: is a quote not closed?")
     row = Row(dict.fromkeys(names))
     row.update(zip(names, values, strict=False))
     row.notes = notes

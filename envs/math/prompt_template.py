@@ -17,26 +17,26 @@ DEFAULT = "Question: {question}\nAnswer:"
 
 
 class PromptTemplate:
-    """A template. Invariant: `faults` is empty exactly if it can be filled, and then `fields` contains "question"."""
+    """A template. Invariant: `errors` is empty exactly if it can be filled, and then `fields` contains "question"."""
 
     def __init__(self, text: str):
-        """Parse a template; its errors are in `faults`."""
-        self.faults: list[str] = []
+        """Parse a template; its errors are in `errors`."""
+        self.errors: list[str] = []
         self._parts: list[tuple[str, str | None]] = []
         try:
             read = list(string.Formatter().parse(text))
         except ValueError as error:  # a stray brace
             read = []
-            self.faults.append(self._fault(text, f"{error}; write a literal brace twice"))
+            self.errors.append(self._error(text, f"{error}; write a literal brace twice"))
         for literal, name, form, conversion in read:
             if name is not None and (not name.isidentifier() or form or conversion):
-                self.faults.append(self._fault(text, f"{{{name}}} is not a plain field name"))
+                self.errors.append(self._error(text, f"{{{name}}} is not a plain field name"))
             self._parts.append((literal, name))
-        if not self.faults and QUESTION not in self.fields:
-            self.faults.append(self._fault(text, "{question} is not in it"))
+        if not self.errors and QUESTION not in self.fields:
+            self.errors.append(self._error(text, "{question} is not in it"))
 
     @staticmethod
-    def _fault(text: str, reason: str) -> str:
+    def _error(text: str, reason: str) -> str:
         return f"prompt_template = {text!r}: {reason}; expected text with {{question}}"
 
     @property

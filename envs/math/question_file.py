@@ -50,7 +50,7 @@ from typing import Annotated, Any
 from rllib_srl.envs import text
 from rllib_srl.envs.math.answer_text import plain
 from rllib_srl.envs.math.classes import KINDS, class_of
-from rllib_srl.envs.math.data_files import RowFault, rows_of
+from rllib_srl.envs.math.data_files import RowError, rows_of
 from rllib_srl.envs.math.data_place import PACKED, SUFFIXES, local_files, stem_of
 from rllib_srl.envs.math.final_answers import graded, read, shown
 from rllib_srl.envs.math.grading import choice_in, grade
@@ -125,26 +125,26 @@ class QuestionFileSettings(QuestionSettings):
     # With reward: lowest one that counts as a pass; 0: 1 in accuracies, and replay_pass_reward.
     pass_reward: Annotated[float, Within(0, 1)] = 0.0
 
-    def faults(self) -> list[str]:
+    def errors(self) -> list[str]:
         """Return one error message for each setting that does not fit the others."""
-        faults = (
+        errors = (
             []
             if self.path
             else [f"path is not set; expected a file that ends in {', '.join((*SUFFIXES, *PACKED))}, or a folder"]
         )
         template = PromptTemplate(self.prompt_template)
-        faults += template.faults
+        errors += template.errors
         answer_names = {*ANSWER_FIELDS, *SOLUTION_FIELDS, self.answer_field.casefold()}
         if leaks := [name for name in template.fields if name.casefold() in answer_names]:
-            faults.append(f"prompt_template names {{{leaks[0]}}}, which reveals the answer; expected other fields")
+            errors.append(f"prompt_template names {{{leaks[0]}}}, which reveals the answer; expected other fields")
         if (self.format_weight or self.needs_format) and self.answer_format == "any":
-            faults.append(f"answer_format = 'any' fits every answer; expected one of {', '.join(list(_STATED)[1:])}")
+            errors.append(f"answer_format = 'any' fits every answer; expected one of {', '.join(list(_STATED)[1:])}")
         has_reward = self.reward != ""
-        faults += read_rewards(self.reward)[1] if has_reward else []
+        errors += read_rewards(self.reward)[1] if has_reward else []
         mine = {each.name: each.default for each in dataclasses.fields(QuestionFileSettings)}
         unread = ("kind", "answer_format", "format_weight", "needs_format") if has_reward else _OF_REWARD
         why = "with reward, whose functions grade" if has_reward else "without reward"
-        return faults + [
+        return errors + [
             f"{name} = {getattr(self, name)!r}; expected {mine[name]!r} {why}"
             for name in unread
             if getattr(self, name) != mine[name]
@@ -168,7 +168,7 @@ class QuestionFile(Listed, QuestionEnv):
     @property
     def num_skipped(self) -> int:
         """Return the number of rows that were left out."""
-        return len(self.row_faults)
+        return len(self.row_errors)
 
     def _prepare(self) -> None:
         settings = self.settings
@@ -179,7 +179,7 @@ class QuestionFile(Listed, QuestionEnv):
         self.stop_strings = ("\n",) if settings.style == "direct" else (self._next_one,)
         self.domain = settings.domain or stem_of(settings.path)
         self.num_repeated = 0
-        self.row_faults: list[str] = []  # a line for each row that was left out
+        self.row_errors: list[str] = []  # a line for each row that was left out
         self.row_notes: list[str] = []  # a line for each row that is used and deserves a look
         self._rewards = None
         if settings.reward != "":
@@ -211,13 +211,13 @@ class QuestionFile(Listed, QuestionEnv):
         if held.names and (unknown := [name for name in others if name.casefold() not in known_names]):
             known, named = ", ".join(sorted(known_names)), ", ".join(f"{{{name}}}" for name in unknown)
             raise ValueError(f"prompt_template names {named}; expected question, or a field of {path!r}: {known}")
-        if held.faults and not (is_skipping and held.problems):
-            raise ValueError(f"file {path!r}: {_grouped(held.faults)}; fix them, or set bad_rows = 'skip'")
+        if held.errors and not (is_skipping and held.problems):
+            raise ValueError(f"file {path!r}: {_grouped(held.errors)}; fix them, or set bad_rows = 'skip'")
         if not held.problems:
             raise ValueError(f"file {path!r} has no rows; expected questions")
         if self._rewards is not None:
             self._rewards.check_columns(held.names)
-        self.row_faults += held.faults
+        self.row_errors += held.errors
         self.row_notes += held.notes
         self.num_repeated += held.num_repeated
         return dict(held.problems)
@@ -437,7 +437,7 @@ class _Read:
     """The content of a data file. Invariant: `problems` is read-only: all environments of a process share it."""
 
     problems: Mapping[str, Problem]  # by prompt id
-    faults: tuple[str, ...]  # a line for each broken row
+    errors: tuple[str, ...]  # a line for each broken row
     num_repeated: int  # rows that ask and answer what an earlier one does
     notes: tuple[str, ...]  # a line for each row that is used and deserves a look
     names: frozenset[str]  # of the fields that any row has
@@ -458,7 +458,7 @@ def _problems_in(
     differently.
     """
     problems: dict[str, Problem] = {}
-    faults, notes, num_repeated, names = [], [], 0, set()
+    errors, notes, num_repeated, names = [], [], 0, set()
     for place, row in _placed([file for file, _, _ in files]):
         names |= {str(name).strip() for name in row} if isinstance(row, Mapping) else set()
         try:
@@ -467,17 +467,17 @@ def _problems_in(
             if first.row != problem.row:
                 first = problems.setdefault(_id(problem.question, problem.row), problem)
             elif first.answer != problem.answer:
-                raise RowFault("answer", CONTRADICTION)
+                raise RowError("answer", CONTRADICTION)
             num_repeated += first is not problem
             notes += [f"{place} {note}" for note in problem.notes]
-        except RowFault as fault:
-            faults.append(f"{place}, {fault}")
+        except RowError as error:
+            errors.append(f"{place}, {error}")
     path = files[0][0] if len(files) == 1 else files[0][0].parent
-    if faults and is_skipping:
-        logger.warning("file %s: %d rows cannot be used: %s", path, len(faults), _grouped(faults))
+    if errors and is_skipping:
+        logger.warning("file %s: %d rows cannot be used: %s", path, len(errors), _grouped(errors))
     if notes:
         logger.warning("file %s: %d rows deserve a look: %s", path, len(notes), _grouped(notes))
-    return _Read(problems, tuple(faults), num_repeated, tuple(notes), frozenset(names))
+    return _Read(problems, tuple(errors), num_repeated, tuple(notes), frozenset(names))
 
 
 def _placed(files: Sequence[Path]) -> Iterator[tuple[str, Any]]:
@@ -503,13 +503,13 @@ def _id(question: str, row: Mapping[str, Any] | None = None) -> str:
     return hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=12).hexdigest()
 
 
-def _grouped(faults: Sequence[str]) -> str:
+def _grouped(errors: Sequence[str]) -> str:
     """Return the lines of rows in one; of those that say the same the first, and the number of the others."""
     alike: dict[str, list[str]] = {}
-    for line in faults:
+    for line in errors:
         alike.setdefault(line.removeprefix(place[0]) if (place := _PLACE.match(line)) else line, []).append(line)
     shown = list(alike.values())[:_MAX_FAULTS_SHOWN]
-    left = len(faults) - sum(map(len, shown))
+    left = len(errors) - sum(map(len, shown))
     more = [f" (the same in {len(g) - 1} more row{'s' * (len(g) > 2)})" if len(g) > 1 else "" for g in shown]
     lines = [group[0] + also for group, also in zip(shown, more, strict=True)]
     return "; ".join(lines) + (f"; and {left} more rows" if left else "")

@@ -48,7 +48,7 @@ from rllib_srl.envs.math.conversations import (
     unwritten,
     written_messages,
 )
-from rllib_srl.envs.math.data_files import Row, RowFault
+from rllib_srl.envs.math.data_files import Row, RowError
 from rllib_srl.envs.math.data_place import listed
 from rllib_srl.envs.math.marks import boxes_in, final_answer, without_thoughts
 
@@ -105,19 +105,19 @@ def problem_of(
         has_reward: a reward function grades the answers: the row is kept, and needs no right answer
 
     Raises:
-        RowFault: names the field.
+        RowError: names the field.
     """
-    if isinstance(row, RowFault):
+    if isinstance(row, RowError):
         raise row
     if not isinstance(row, Mapping):
-        raise RowFault("(row)", f"is of type {type(row).__name__}; expected an object")
+        raise RowError("(row)", f"is of type {type(row).__name__}; expected an object")
     fields, notes = _fields_of(row)
     name, asked = _first(fields, (_key(question_field),) if question_field else QUESTION_FIELDS)
     if isinstance(asked, Mapping) and "stem" in asked:  # ARC as its authors publish it
         fields, asked = {**fields, "choices": asked.get("choices")}, asked["stem"]
     if not name:
         remedy = "set question_field to the one that asks" + ("" if answer_field else _ANSWER_TOO)
-        raise RowFault(question_field or "question", f"is missing; the row has {_listed(row)}; {remedy}")
+        raise RowError(question_field or "question", f"is missing; the row has {_listed(row)}; {remedy}")
     solution_name, solution = _solution_of(fields)
     system = ""
     messages: tuple[Mapping[str, str], ...] = ()
@@ -137,7 +137,7 @@ def problem_of(
     answer_name, answer = _first(fields, (_key(answer_field),) if answer_field else known)
     if answer_field and not answer_name:
         remedy = "set answer_field to the one that holds the answer"
-        raise RowFault(answer_field, f"is missing; the row has {_listed(row)}; {remedy}")
+        raise RowError(answer_field, f"is missing; the row has {_listed(row)}; {remedy}")
     kept = {name: _other(fields, name, row) for name in others}
     about |= {"fields": kept, "notes": notes}
     if choices[0] and answer_name:
@@ -145,7 +145,7 @@ def problem_of(
     try:
         answer, solution, more = _answer(answer_name, answer, solution, solution_name, row)
         about["notes"] += more
-    except RowFault:
+    except RowError:
         if not has_reward:
             raise
         answer = ""  # the function reads what it needs from the row
@@ -168,7 +168,7 @@ def _solution_of(fields: Mapping[str, Any]) -> tuple[str, Any]:
 
 def _other(fields: Mapping[str, Any], name: str, row: Mapping[str, Any]) -> str:
     if _key(name) not in fields:
-        raise RowFault(name, f"is missing, which prompt_template names; the row has {_listed(row)}")
+        raise RowError(name, f"is missing, which prompt_template names; the row has {_listed(row)}")
     return _text(fields[_key(name)], name)
 
 
@@ -186,17 +186,17 @@ def _answer(
         before, mark, after = _answer_text(answer, name).rpartition("####")
         stated, solution = after.strip(), (before.strip() or solution) if mark else solution
         if not stated:
-            raise RowFault(name, "has nothing after '####'; expected the answer there")
+            raise RowError(name, "has nothing after '####'; expected the answer there")
         return stated, solution, ()
     if not solution:
         remedy = "set answer_field to the one that holds the answer"
-        raise RowFault("answer", f"is missing, and there is no solution; the row has {_listed(row)}; {remedy}")
+        raise RowError("answer", f"is missing, and there is no solution; the row has {_listed(row)}; {remedy}")
     statement = final_answer(solution)
     if not statement.answer or statement.marker == "bare":
         stated = r"\boxed{...}, '#### ...' or 'the answer is ...'"
         remedy = f"if it is the answer itself, set answer_field = {solution_name!r}" if solution_name else ""
         message = f"states no answer; expected {stated} in it" + (f"; {remedy}" if remedy else "")
-        raise RowFault(solution_name or "solution", message)
+        raise RowError(solution_name or "solution", message)
     if statement.marker == "boxed" and solution.count(r"\boxed") + solution.count(r"\fbox") > 1:
         solution_text = without_thoughts(solution)
         boxes = boxes_in(solution_text)
@@ -229,7 +229,7 @@ def _answer_text(answer: Any, name: str) -> str:
     if isinstance(answer, list | tuple) and name == "final_answer":  # OlympiadBench: all of them are to be given
         return ", ".join(_text(each, name) for each in answer)
     if isinstance(answer, list | tuple):
-        raise RowFault(name, f"= {shown(answer)}; expected text or a number, or a list of one: write several answers "
+        raise RowError(name, f"= {shown(answer)}; expected text or a number, or a list of one: write several answers "
                              'as one text, "3, 5"')  # fmt: skip
     if isinstance(answer, bool):
         return "yes" if answer else "no"
@@ -260,7 +260,7 @@ def _with_choices(question: str, choices: tuple[str, Any], name: str, answer: An
     elif isinstance(listed, list) and listed and all(isinstance(c, Mapping) and "text" in c for c in listed):
         labels, listed = [str(c.get("label", "")) for c in listed], [c["text"] for c in listed]
     if isinstance(listed, str) or not isinstance(listed, Sequence) or not 2 <= len(listed) <= len(LETTERS):
-        raise RowFault(field, f"= {shown(listed)}; expected a list of 2 to {len(LETTERS)} texts")
+        raise RowError(field, f"= {shown(listed)}; expected a list of 2 to {len(LETTERS)} texts")
     texts = _without_letters([_text(choice, field) for choice in listed])
     letter = _letter_of(answer, texts, labels, name)
     listing = "".join(f"\n{label}. {text}" for label, text in zip(LETTERS, texts, strict=False))
@@ -303,22 +303,22 @@ def _letter_of(answer: Any, texts: Sequence[str], labels: Sequence[str], name: s
     named = _LETTERED.fullmatch(said) if isinstance(said, str) else None
     if named and named[1] in letters and named[2] == texts[letters.index(named[1])]:
         return named[1]
-    raise RowFault(name, f"= {shown(answer)}; expected one of the {len(texts)} choices")
+    raise RowError(name, f"= {shown(answer)}; expected one of the {len(texts)} choices")
 
 
 def _of_steps(solution: Mapping[str, Any], name: str) -> str:
     """Return the steps of CHAMP's solutions, one per line."""
     steps = solution.get("steps")
     if not isinstance(steps, list) or not all(isinstance(step, Mapping) and "_text" in step for step in steps):
-        raise RowFault(name, f"= {shown(solution)}; expected text, or an object with steps that have a _text")
+        raise RowError(name, f"= {shown(solution)}; expected text, or an object with steps that have a _text")
     return "\n".join(_text(step["_text"], name) for step in steps)
 
 
 def _text(value: Any, name: str) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int, float, Decimal)):
-        raise RowFault(name, f"= {shown(value)}; expected text or a number")
+        raise RowError(name, f"= {shown(value)}; expected text or a number")
     if isinstance(value, float | Decimal) and not math.isfinite(value):
-        raise RowFault(name, f"= {value}; expected a finite number")
+        raise RowError(name, f"= {value}; expected a finite number")
     if isinstance(value, Decimal):
         text = f"{value:f}"
         text = text.rstrip("0").rstrip(".") if "." in text else text
@@ -326,11 +326,11 @@ def _text(value: Any, name: str) -> str:
         text = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
     text = text.replace("\r\n", "\n").strip()
     if not text:
-        raise RowFault(name, "is empty; expected text")
+        raise RowError(name, "is empty; expected text")
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise RowFault(name, "contains a lone surrogate; expected UTF-8 text") from None
+        raise RowError(name, "contains a lone surrogate; expected UTF-8 text") from None
     return text
 
 

@@ -67,15 +67,15 @@ class ReasoningGymSettings(QuestionSettings):
     graded: bool = False  # partial credit counts as reward
     multiline: bool = False  # answers have several lines and end with a blank one
 
-    def faults(self) -> list[str]:
+    def errors(self) -> list[str]:
         """Return one error message for each setting that does not fit the others."""
-        faults = [
+        errors = [
             f"config has {name}; expected it unset, because the environment sets it"
             for name in sorted({"seed", "size"} & set(self.config))
         ]
         if not self.dataset:
-            faults.append("dataset is not set; expected a name from reasoning-gym such as 'chain_sum'")
-        return faults
+            errors.append("dataset is not set; expected a name from reasoning-gym such as 'chain_sum'")
+        return errors
 
 
 class ReasoningGym(QuestionEnv):

@@ -25,7 +25,7 @@ from importlib import import_module
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from rllib_srl.envs.allowed import fault_of
+from rllib_srl.envs.allowed import error_of
 from rllib_srl.envs.posting import PostError, post
 
 GRADES, PASS = (1, 4), 3  # lowest and highest; lowest that passes
@@ -93,13 +93,13 @@ def checked(grades: Any, criteria: Sequence[Criterion]) -> dict[str, int]:
     if not isinstance(grades, Mapping):
         raise JudgeError(f"the judge returned a {type(grades).__name__}; expected a grade for each criterion")
     low, high = GRADES
-    faults = [
+    errors = [
         f"{criterion.name} = {grades.get(criterion.name)!r}; expected a whole number from {low} to {high}"
         for criterion in criteria
         if type(grades.get(criterion.name)) is not int or not low <= grades[criterion.name] <= high
     ]
-    if faults:
-        raise JudgeError("the judge's grades: " + "; ".join(faults)[:500])
+    if errors:
+        raise JudgeError("the judge's grades: " + "; ".join(errors)[:500])
     return {criterion.name: grades[criterion.name] for criterion in criteria}
 
 
@@ -116,13 +116,13 @@ class EndpointJudge:
             ValueError: lists everything that is wrong.
         """
         self.model, self.deadline_s = model, deadline_s
-        faults = [] if model else ["judge_model is not set; expected the name of a model at the endpoint"]
-        if fault := fault_of("judge", url, key_variable):
-            faults.append(fault)
+        errors = [] if model else ["judge_model is not set; expected the name of a model at the endpoint"]
+        if error := error_of("judge", url, key_variable):
+            errors.append(error)
         elif key_variable and not os.environ.get(key_variable):
-            faults.append(f"judge_key_variable = {key_variable!r}; expected an environment variable that is set")
-        if faults:
-            raise ValueError("; ".join(faults))
+            errors.append(f"judge_key_variable = {key_variable!r}; expected an environment variable that is set")
+        if errors:
+            raise ValueError("; ".join(errors))
         self._url = url.rstrip("/")
         self._key = os.environ[key_variable] if key_variable else ""
 

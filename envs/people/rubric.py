@@ -49,7 +49,7 @@ class RubricSettings(Settings):
     max_characters: Annotated[int, Within(1)] = 20_000  # of an answer that is shown to the judge
     reward: Annotated[str, OneOf("graded", "pass")] = "graded"
 
-    def faults(self) -> list[str]:
+    def errors(self) -> list[str]:
         """Return one error message for each setting that does not fit the others."""
         named = [*self.criteria, *self.criteria.values()]
         if named and all(isinstance(text, str) and text for text in named):

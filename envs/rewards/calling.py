@@ -43,7 +43,7 @@ def called_within(timeout_s: float, function: Callable[..., Any], arguments: Map
     return _awaited(value, seconds_left(deadline)) if inspect.iscoroutine(value) else value
 
 
-def fault_of_call(function: Callable[..., Any], names: Collection[str]) -> str:
+def error_of_call(function: Callable[..., Any], names: Collection[str]) -> str:
     """Return why a function cannot be called with arguments of these names, "" if it can or nobody knows."""
     try:
         signature = inspect.signature(function)

@@ -16,7 +16,7 @@ import threading
 import time
 from typing import Any
 
-from rllib_srl.envs.allowed import fault_of
+from rllib_srl.envs.allowed import error_of
 from rllib_srl.envs.posting import PostError, post, seconds_left
 
 _FIRST_WAIT_S = 0.2
@@ -37,8 +37,8 @@ class RemoteReward:
         Raises:
             ValueError: it is not the URL of an endpoint, or not on the user's list.
         """
-        if fault := fault_of("reward", url):
-            raise ValueError(fault)
+        if error := error_of("reward", url):
+            raise ValueError(error)
         self.url, self.retries = url, retries
         with _lock:
             self._open = _connections.setdefault((url, concurrency), threading.BoundedSemaphore(concurrency))

@@ -39,7 +39,7 @@ from rllib_srl.envs.rewards.calling import (
     NoReward,
     called_within,
     cut,
-    fault_of_call,
+    error_of_call,
     listed,
     parameters_of,
 )
@@ -123,22 +123,22 @@ class Rewards:
         Raises:
             RewardError: a function cannot be loaded, or its settings are wrong; all at once.
         """
-        every, faults = read_rewards(given)
+        every, errors = read_rewards(given)
         functions: list[tuple[RewardSettings, Callable[..., Any]]] = []
-        for spec in every if not faults else ():
+        for spec in every if not errors else ():
             try:
                 if spec.is_remote:
                     functions.append((spec, RemoteReward(spec.function, retries, concurrency)))
                     continue
                 function = load_function(spec.function)
-                if fault := _fault_of_parameters(spec, function):
-                    faults.append(fault)
+                if reason := _error_of_parameters(spec, function):
+                    errors.append(reason)
                     continue
                 functions.append((spec, gathered(spec.function, function) if spec.form == "batch" else function))
             except ValueError as error:
-                faults.append(str(error))
-        if faults:  # it ends a run: a file may be missing where the runners are
-            raise RewardError("; ".join(faults))
+                errors.append(str(error))
+        if errors:  # it ends a run: a file may be missing where the runners are
+            raise RewardError("; ".join(errors))
         return cls(functions, timeout_s, on_error)
 
     @classmethod
@@ -149,8 +149,8 @@ class Rewards:
             RewardError: it does not take these arguments.
         """
         spec = RewardSettings(getattr(function, "__name__", type(function).__name__))
-        if fault := _fault_of_parameters(spec, function):
-            raise RewardError(fault)
+        if reason := _error_of_parameters(spec, function):
+            raise RewardError(reason)
         return cls([(spec, function)], timeout_s)
 
     def check_columns(self, columns: Collection[str]) -> None:
@@ -163,19 +163,19 @@ class Rewards:
             RewardError: names the functions and the columns that are missing.
         """
         self._columns = frozenset(columns)
-        faults = []
+        errors = []
         for spec, function in self._functions:
             needed = [name for name, is_needed in parameters_of(function)[0].items() if is_needed]
             missing = [name for name in needed if name not in {*_TRL_NAMES, *columns}] if spec.form == "trl" else []
             if missing:
                 known = ", ".join((*_TRL_NAMES, *sorted(self._columns - {"prompt", "completion"})))
-                faults.append(
+                errors.append(
                     f"reward {spec.function!r} needs the parameter{'s' if len(missing) > 1 else ''} "
                     f"{', '.join(missing)}, but the data has no such column; form = 'trl' gives {known}: rename a "
                     "column, or give the parameter a default"
                 )
-        if faults:
-            raise RewardError("; ".join(faults))
+        if errors:
+            raise RewardError("; ".join(errors))
 
     def score(
         self,
@@ -262,20 +262,20 @@ class Rewards:
         return RewardError(message, ends_run=self._num_late > MOST_LATE)
 
 
-def _fault_of_parameters(spec: RewardSettings, function: Callable[..., Any]) -> str:
+def _error_of_parameters(spec: RewardSettings, function: Callable[..., Any]) -> str:
     """Return why a function does not take the arguments of its form, "" if it does."""
     if spec.form == "trl":
         named, takes_others = parameters_of(function)
-        fault = "" if takes_others or "completions" in named else f"it has no parameter 'completions': {sorted(named)}"
+        reason = "" if takes_others or "completions" in named else f"it has no parameter 'completions': {sorted(named)}"
     else:
-        fault = fault_of_call(function, _NAMES[spec.form])
-    if not fault:
+        reason = error_of_call(function, _NAMES[spec.form])
+    if not reason:
         return ""
     names = parameters_of(function)[0]
     other = next((form for name, form in _SHOWN_FORMS.items() if name in names and form != spec.form), "")
     hint = f"set form = {other!r}, or rename its parameters" if other else "rename its parameters, or set form"
     arguments = ", ".join(_NAMES.get(spec.form, ("prompts", "completions", "the columns")))
-    return f"reward {spec.function!r}: form = {spec.form!r} gives it {arguments}, but {fault}; {hint}"
+    return f"reward {spec.function!r}: form = {spec.form!r} gives it {arguments}, but {reason}; {hint}"
 
 
 def _of_row(prompt: str, answer: str, row: dict[str, Any], messages: Sequence[Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ _NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 
 @dataclass(frozen=True)
 class RewardSettings:
-    """One reward function. Invariant: `faults` is empty for the settings of a loaded function."""
+    """One reward function. Invariant: `errors` is empty for the settings of a loaded function."""
 
     function: str  # "module:f", "file.py:f", or a URL
     name: str = ""  # of its metric; "": the function's own
@@ -44,7 +44,7 @@ class RewardSettings:
         last = self.function.rstrip("/").rpartition("/")[2] if self.is_remote else self.function.rpartition(":")[2]
         return _NAME.sub("_", last)
 
-    def faults(self) -> Iterator[str]:
+    def errors(self) -> Iterator[str]:
         """Yield one error message for each field out of its range."""
         if not self.is_remote and not re.fullmatch(r".+:[A-Za-z_][\w.]*", self.function):
             yield f"function = {self.function!r}; expected 'module:f', 'path/to/file.py:f' or a URL"
@@ -67,24 +67,24 @@ def read_rewards(given: str | Mapping[str, Any] | Sequence[Any]) -> tuple[list[R
         given: a function, or a list of functions; each a text or a mapping with the fields of `RewardSettings`
     """
     entries = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
-    functions, faults = [], [] if entries else ["reward = []; expected at least one function"]
+    functions, errors = [], [] if entries else ["reward = []; expected at least one function"]
     for entry in entries:
         values = {"function": entry} if isinstance(entry, str) else entry
-        if wrong := list(_faults_of_types(values)):
-            faults += [f"reward: {fault}" for fault in wrong]
+        if wrong := list(_errors_of_types(values)):
+            errors += [f"reward: {error}" for error in wrong]
             continue
         settings = RewardSettings(**values)
-        faults += [f"reward {settings.function!r}: {fault}" for fault in settings.faults()]
+        errors += [f"reward {settings.function!r}: {error}" for error in settings.errors()]
         functions.append(settings)
     labels = [each.label for each in functions]
-    faults += [
+    errors += [
         f"reward: two functions have the name {label!r}; set 'name' of one of them"
         for label in sorted({label for label in labels if labels.count(label) > 1})
     ]
-    return functions, faults
+    return functions, errors
 
 
-def _faults_of_types(entry: Any) -> Iterator[str]:
+def _errors_of_types(entry: Any) -> Iterator[str]:
     if callable(entry):
         yield f"{entry!r} is a function object; set it by .reward(f), or name it as 'module:f'"
         return

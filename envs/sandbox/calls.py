@@ -46,7 +46,7 @@ class WeakSandboxError(RuntimeError):
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of one call. Invariant: `faults` is empty for the limits of a sandbox that was built."""
+    """The limits of one call. Invariant: `errors` is empty for the limits of a sandbox that was built."""
 
     timeout_s: float = 5.0  # from the moment the code runs, by the wall clock
     memory_bytes: int = 512 << 20  # address space, the interpreter's own included
@@ -56,7 +56,7 @@ class Limits:
     code_bytes: int = 1 << 20  # code, stdin, files and arguments together
     packages: tuple[str, ...] = ()  # imported before the code runs; without any, there is the standard library only
 
-    def faults(self) -> list[str]:
+    def errors(self) -> list[str]:
         """Return one error message for each limit out of its range."""
         ranges = (
             ("timeout_s", 0.01, 3600),

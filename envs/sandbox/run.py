@@ -60,15 +60,15 @@ class Sandbox:
             SandboxError: no worker starts.
         """
         self.limits = limits or Limits()
-        faults = self.limits.faults()
-        faults += [f"without names {name!r}; expected {', '.join(MECHANISMS)}" for name in {*without} - {*MECHANISMS}]
-        faults += [
+        errors = self.limits.errors()
+        errors += [f"without names {name!r}; expected {', '.join(MECHANISMS)}" for name in {*without} - {*MECHANISMS}]
+        errors += [
             f"packages names {name!r}, which is not installed"
             for name in self.limits.packages
             if find_spec(name.partition(".")[0]) is None
         ]
-        if faults:
-            raise ValueError("; ".join(faults))
+        if errors:
+            raise ValueError("; ".join(errors))
         self.without = tuple(sorted(without))
         if is_probed:
             from rllib_srl.envs.sandbox.guarantees import reported
@@ -103,8 +103,8 @@ class Sandbox:
             SandboxError: no worker became free in time, or none starts; the code is not the cause.
         """
         limits = self.limits if timeout_s is None else dataclasses.replace(self.limits, timeout_s=timeout_s)
-        if faults := [*limits.faults(), *_faults_of_files(files or {})]:
-            raise ValueError("; ".join(faults))
+        if errors := [*limits.errors(), *_errors_of_files(files or {})]:
+            raise ValueError("; ".join(errors))
         request = packed(
             {
                 "code": code,
@@ -150,12 +150,12 @@ class Sandbox:
             return Exchange(pool, worker, limits, request, num_calls=num_calls).run()
 
 
-def _faults_of_files(files: Mapping[str, Any]) -> list[str]:
-    faults = [f"files are {len(files)}; expected at most {_MOST_FILES}"] if len(files) > _MOST_FILES else []
+def _errors_of_files(files: Mapping[str, Any]) -> list[str]:
+    errors = [f"files are {len(files)}; expected at most {_MOST_FILES}"] if len(files) > _MOST_FILES else []
     for name, content in files.items():
         path = PurePosixPath(name)
         if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name or len(os.fsencode(name)) > 200:
-            faults.append(f"files name {name!r}; expected a relative path inside the current directory")
+            errors.append(f"files name {name!r}; expected a relative path inside the current directory")
         elif not isinstance(content, str):
-            faults.append(f"file {name!r} holds a {type(content).__name__}; expected text")
-    return faults
+            errors.append(f"file {name!r} holds a {type(content).__name__}; expected text")
+    return errors

@@ -70,15 +70,15 @@ def generated_corpus(seed: int) -> Corpus:
 @lru_cache(maxsize=4)
 def corpus_of_file(path: str, skips_broken: bool) -> tuple[Corpus, tuple[str, ...]]:
     """Return the corpus of a file, and error messages for the rows that are left out. Raises as `usable_rows`."""
-    documents, faults = usable_rows(path, _document, skips_broken=skips_broken)
-    return Corpus(documents), faults
+    documents, errors = usable_rows(path, _document, skips_broken=skips_broken)
+    return Corpus(documents), errors
 
 
 @lru_cache(maxsize=4)
 def questions_of_file(path: str, skips_broken: bool) -> tuple[tuple[Answered, ...], tuple[str, ...]]:
     """Return the distinct questions of a file, and errors for the rows that are left out. Raises as `usable_rows`."""
-    rows, faults = usable_rows(path, _answered, skips_broken=skips_broken)
-    return tuple({row.question: row for row in reversed(rows)}.values())[::-1], faults
+    rows, errors = usable_rows(path, _answered, skips_broken=skips_broken)
+    return tuple({row.question: row for row in reversed(rows)}.values())[::-1], errors
 
 
 def _text_in(row: Any, field: str) -> str:

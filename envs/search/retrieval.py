@@ -52,14 +52,14 @@ class RetrievalSettings(ToolSettings):
     bad_rows: Annotated[str, OneOf("refuse", "skip")] = "refuse"  # the file, or "skip" a broken row
     reward: Annotated[str, OneOf("exact", "f1")] = "exact"  # "exact" match, or "f1" of the words
 
-    def faults(self) -> list[str]:
+    def errors(self) -> list[str]:
         """Return one error message for each setting that does not fit the others."""
-        faults = super().faults()
+        errors = super().errors()
         if bool(self.corpus_path) != bool(self.questions_path):
-            faults.append(
+            errors.append(
                 f"corpus_path = {self.corpus_path!r}, questions_path = {self.questions_path!r}; expected both or none"
             )
-        return faults
+        return errors
 
 
 class Retrieval(Listed, ToolQuestionEnv):
@@ -77,15 +77,15 @@ class Retrieval(Listed, ToolQuestionEnv):
     def _prepare(self) -> None:
         super()._prepare()
         settings = self.settings
-        self.row_faults: tuple[str, ...] = ()  # of the rows that were left out
+        self.row_errors: tuple[str, ...] = ()  # of the rows that were left out
         self._chains: dict[str, Chain] = {}
         self._rows: dict[str, Answered] = {}
         if settings.corpus_path:
             skip = settings.bad_rows == "skip"
-            self._corpus, corpus_faults = corpus_of_file(settings.corpus_path, skip)
-            rows, row_faults = questions_of_file(settings.questions_path, skip)
+            self._corpus, corpus_errors = corpus_of_file(settings.corpus_path, skip)
+            rows, row_errors = questions_of_file(settings.questions_path, skip)
             self._rows = {row.question: row for row in rows}
-            self.row_faults = corpus_faults + row_faults
+            self.row_errors = corpus_errors + row_errors
         else:
             self._corpus = generated_corpus(settings.facts_seed)
             chains = facts(settings.facts_seed).chains()

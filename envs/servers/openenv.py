@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import gymnasium
 
 from rllib_srl.envs import text
-from rllib_srl.envs.allowed import fault_of
+from rllib_srl.envs.allowed import error_of
 from rllib_srl.envs.servers.links import ActionError, ServerError, Shown, SocketLink
 from rllib_srl.envs.settings import Settings, Within, read_settings
 
@@ -45,22 +45,22 @@ class OpenEnvSettings(Settings):
     stop: list[str] = field(default_factory=list)  # texts that end a turn
     domain: str = "openenv"
 
-    def faults(self) -> list[str]:
+    def errors(self) -> list[str]:
         """Return one error message for each setting that does not fit the others."""
-        faults = []
+        errors = []
         if not self.url.startswith(("ws://", "wss://")):
-            faults.append(f"url = {self.url!r}; expected ws://host:port/ws")
-        elif fault := fault_of("url", self.url.replace("ws", "http", 1)):
-            faults.append(fault)
+            errors.append(f"url = {self.url!r}; expected ws://host:port/ws")
+        elif error := error_of("url", self.url.replace("ws", "http", 1)):
+            errors.append(error)
         if self.action and TURN not in json.dumps(self.action, default=str):
-            faults.append(f"action = {self.action!r}; expected {TURN!r} in one of its texts, or {{}}")
+            errors.append(f"action = {self.action!r}; expected {TURN!r} in one of its texts, or {{}}")
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
-            faults.append(f"low = {self.low:g} and high = {self.high:g}; expected two numbers, low below high")
+            errors.append(f"low = {self.low:g} and high = {self.high:g}; expected two numbers, low below high")
         if not all(isinstance(word, str) and word for word in self.stop):
-            faults.append(f"stop = {self.stop!r}; expected a list of texts")
+            errors.append(f"stop = {self.stop!r}; expected a list of texts")
         if not self.domain:
-            faults.append("domain = ''; expected a name")
-        return faults
+            errors.append("domain = ''; expected a name")
+        return errors
 
 
 class RewardRangeError(ValueError):

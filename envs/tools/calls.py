@@ -53,13 +53,13 @@ class ToolCall:
 class Said:
     """The content of one turn: calls, or an answer, or nothing readable.
 
-    Invariant: `fault` is empty unless the turn can be read neither as calls nor as an answer.
+    Invariant: `error` is empty unless the turn can be read neither as calls nor as an answer.
     """
 
     calls: tuple[ToolCall, ...] = ()
     answer: str | None = None  # the final answer; None if the format cannot identify it
     text: str = ""  # text besides calls
-    fault: str = ""  # error message, shown to the policy if the environment forgives the turn
+    error: str = ""  # error message, shown to the policy if the environment forgives the turn
 
 
 def parsed_calls(text: str) -> list[ToolCall]:

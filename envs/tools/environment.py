@@ -21,7 +21,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from rllib_srl.envs.math.data_files import RowFault, rows_of
+from rllib_srl.envs.math.data_files import RowError, rows_of
 from rllib_srl.envs.math.final_answers import graded
 from rllib_srl.envs.math.grading import DEADLINE_S
 from rllib_srl.envs.math.question_rows import Problem, problem_of
@@ -151,16 +151,16 @@ class Mcp(ToolEnvironment):
 def _problems_of(questions: str | Path | Sequence[Mapping[str, Any]], has_reward: bool) -> dict[str, Problem]:
     rows = rows_of(Path(questions).expanduser()) if isinstance(questions, str | Path) else enumerate(questions, 1)
     problems: dict[str, Problem] = {}
-    faults = []
+    errors = []
     for number, row in rows:
         try:
             problem = problem_of(row, has_reward=has_reward)
             prompt_id = hashlib.blake2b(" ".join(problem.question.split()).encode(), digest_size=12).hexdigest()
             if problems.setdefault(prompt_id, problem) != problem:
-                raise RowFault("answer", "differs from that of an earlier row with the same question")
-        except RowFault as fault:
-            faults.append(f"row {number}, {fault}")
-    if faults or not problems:
-        more = f"; and {len(faults) - 5} more rows" if len(faults) > 5 else ""
-        raise ValueError(f"questions: {'; '.join(faults[:5]) or 'expected at least one row'}{more}")
+                raise RowError("answer", "differs from that of an earlier row with the same question")
+        except RowError as error:
+            errors.append(f"row {number}, {error}")
+    if errors or not problems:
+        more = f"; and {len(errors) - 5} more rows" if len(errors) > 5 else ""
+        raise ValueError(f"questions: {'; '.join(errors[:5]) or 'expected at least one row'}{more}")
     return problems

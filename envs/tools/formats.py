@@ -45,7 +45,7 @@ class LineFormat(CallFormat):
                 return Said(calls=tuple(self._calls(argument, tools)), text=turn)
             if argument:
                 return Said(answer=argument, text=turn)
-        return Said(text=turn, fault="expected a line that begins with 'Tool:' or 'Answer:'")
+        return Said(text=turn, error="expected a line that begins with 'Tool:' or 'Answer:'")
 
     def _calls(self, argument: str, tools: Tools) -> list[ToolCall]:
         if self.bare_tool and not re.match(rf"\s*{re.escape(self.bare_tool)}\s*\(", argument):
@@ -92,7 +92,7 @@ class TagFormat(CallFormat):
         tags = sorted((where, name) for name, where in opened.items() if where >= 0)
         if not tags:
             expected = ", ".join(f"<{name}>" for name in (*tools, "answer"))
-            return Said(text=turn, fault=f"expected one of {expected}")
+            return Said(text=turn, error=f"expected one of {expected}")
         where, name = tags[0]
         content, _ = between(turn, f"<{name}>", f"</{name}>", where)
         if name == "answer":

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from rllib_srl.envs.allowed import fault_of
+from rllib_srl.envs.allowed import error_of
 from rllib_srl.envs.optional import imported
 from rllib_srl.envs.settings import Settings, Within, read_settings
 from rllib_srl.envs.tools.calls import CallError, ToolServerError
@@ -46,18 +46,18 @@ class McpSettings(Settings):
     start_timeout_s: Annotated[float, Within(0, 600, is_open=True)] = 8.0  # until the tools are listed
     max_bytes: Annotated[int, Within(1024)] = 1 << 20  # of a message of a program
 
-    def faults(self) -> list[str]:
+    def errors(self) -> list[str]:
         """Return one error message for each setting that does not fit the others."""
-        faults = []
+        errors = []
         if bool(self.command) == bool(self.url):
-            faults.append(f"command = {self.command}, url = {self.url!r}; expected one of them")
+            errors.append(f"command = {self.command}, url = {self.url!r}; expected one of them")
         if not all(isinstance(text, str) for text in [*self.command, *self.env.values()]):
-            faults.append("command, env; expected texts in them")
+            errors.append("command, env; expected texts in them")
         if self.url and not self.url.startswith(("http://", "https://")):
-            faults.append(f"url = {self.url!r}; expected http://host:port/path")
-        elif self.url and (fault := fault_of("url", self.url)):
-            faults.append(fault)
-        return faults
+            errors.append(f"url = {self.url!r}; expected http://host:port/path")
+        elif self.url and (error := error_of("url", self.url)):
+            errors.append(error)
+        return errors
 
 
 class McpTools:

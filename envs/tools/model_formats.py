@@ -108,7 +108,7 @@ class JsonFormat(CallFormat):
             if isinstance(message.get("tool_calls"), list):
                 values = message["tool_calls"]
         if not values:
-            return Said(text=turn, fault="an empty list; expected at least one call, or an answer")
+            return Said(text=turn, error="an empty list; expected at least one call, or an answer")
         return Said(calls=tuple(call_from_json(value) for value in values), text=turn)
 
     def call(self, *calls: ToolCall) -> str:
@@ -166,7 +166,7 @@ def _answered(text: str) -> Said:
     _, cue, answer = text.rpartition("Answer:")
     if cue and answer.strip():
         return Said(answer=answer.strip(), text=text)
-    return Said(text=text) if text.strip() else Said(text=text, fault="an empty turn; expected a call or an answer")
+    return Said(text=text) if text.strip() else Said(text=text, error="an empty turn; expected a call or an answer")
 
 
 def _xml_body(body: str) -> list[ToolCall]:

@@ -94,19 +94,19 @@ class Tool:
         """
         names = list(self.parameters.get("properties", {}))
         arguments = dict(zip(names, call.args))
-        faults = [f"{len(call.args)} arguments by position; expected at most {len(names)}"] * (
+        errors = [f"{len(call.args)} arguments by position; expected at most {len(names)}"] * (
             len(call.args) > len(names)
         )
-        faults += [f"{name} is given twice" for name in call.kwargs if name in arguments]
+        errors += [f"{name} is given twice" for name in call.kwargs if name in arguments]
         arguments.update(call.kwargs)
         if call.is_text:
             arguments = self.read(ToolCall(self.name, (), arguments))
-        faults += [f"{name} is unknown" for name in arguments if name not in names]
-        faults += [f"{name} is missing" for name in self.parameters.get("required", ()) if name not in arguments]
-        if not faults and self.checker is not None:
-            arguments, faults = _checked(self.checker, arguments)
-        if faults:
-            raise CallError(f"{self.name}: {'; '.join(faults)}. Expected {self.signature()}")
+        errors += [f"{name} is unknown" for name in arguments if name not in names]
+        errors += [f"{name} is missing" for name in self.parameters.get("required", ()) if name not in arguments]
+        if not errors and self.checker is not None:
+            arguments, errors = _checked(self.checker, arguments)
+        if errors:
+            raise CallError(f"{self.name}: {'; '.join(errors)}. Expected {self.signature()}")
         return arguments
 
     def read(self, call: ToolCall) -> dict[str, Any]:
@@ -153,16 +153,16 @@ def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def _check_describable(function: Callable[..., Any]) -> None:
-    hints, faults = get_type_hints(function), []
+    hints, errors = get_type_hints(function), []
     for name, parameter in _parameters(function).items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-            faults.append(f"parameter {name} is {parameter.kind.description}; expected a parameter that can be named")
+            errors.append(f"parameter {name} is {parameter.kind.description}; expected a parameter that can be named")
         elif name not in hints:
-            faults.append(f"parameter {name} has no type hint")
+            errors.append(f"parameter {name} has no type hint")
     if not (function.__doc__ or "").strip():
-        faults.append("it has no docstring")
-    if faults:
-        raise ValueError(f"tool {function.__name__!r}: " + "; ".join(faults))
+        errors.append("it has no docstring")
+    if errors:
+        raise ValueError(f"tool {function.__name__!r}: " + "; ".join(errors))
 
 
 def _schema_of(function: Callable[..., Any], about: Mapping[str, str]) -> tuple[dict[str, Any], Any]:
@@ -193,11 +193,11 @@ def _checked(checker: Any, arguments: Mapping[str, Any]) -> tuple[dict[str, Any]
     try:
         return dict(checker.validate_json(json.dumps(arguments))), []
     except ValidationError as error:
-        faults = []
+        errors = []
         for problem in error.errors(include_url=False, include_context=False):
             where = ".".join(str(part) for part in problem["loc"])
-            faults.append(f"{where or 'the call'} is {shown(repr(problem['input']))}; {problem['msg']}")
-        return {}, faults
+            errors.append(f"{where or 'the call'} is {shown(repr(problem['input']))}; {problem['msg']}")
+        return {}, errors
 
 
 def _type_name(about: Mapping[str, Any]) -> str:

@@ -51,20 +51,20 @@ class ToolSettings(QuestionSettings):
     unused: ClassVar[tuple[str, ...]] = ()  # settings that the environment does not use and refuses
     has_many_arguments: ClassVar[bool] = False  # its tools take more than the one text that a tag holds
 
-    def faults(self) -> list[str]:
+    def errors(self) -> list[str]:
         """Return one error message for each setting that does not fit the others."""
-        faults = [
+        errors = [
             f"{name} = {getattr(self, name)}; expected 0: this environment does not use it"
             for name in self.unused
             if getattr(self, name)
         ]
         if self.has_many_arguments and self.call_format == "tags":
-            faults.append("call_format = 'tags'; expected another one: a tag holds only one argument")
+            errors.append("call_format = 'tags'; expected another one: a tag holds only one argument")
         if self.tools_in == "shots" and self.num_shots == 0:
-            faults.append(
+            errors.append(
                 "tools_in = 'shots' with num_shots = 0 shows no tools; expected shots, 'prompt' or 'template'"
             )
-        return faults
+        return errors
 
 
 class ToolQuestionEnv(QuestionEnv):
@@ -83,7 +83,7 @@ class ToolQuestionEnv(QuestionEnv):
     def __init__(self, env_config: Mapping[str, Any] | None = None):
         self._tools: dict[str, Tool] = {}
         super().__init__(env_config)
-        self._num_calls = self._num_faults = self._num_unreadable = 0
+        self._num_calls = self._num_errors = self._num_unreadable = 0
 
     @abstractmethod
     def tools(self, prompt_id: str) -> Sequence[Callable[..., Any] | Tool]:
@@ -151,7 +151,7 @@ class ToolQuestionEnv(QuestionEnv):
 
     def _begin_episode(self) -> None:
         self._tools = self._made(self._asked_id)
-        self._num_calls = self._num_faults = self._num_unreadable = 0
+        self._num_calls = self._num_errors = self._num_unreadable = 0
 
     def _made(self, prompt_id: str) -> dict[str, Tool]:
         tools = [tool if isinstance(tool, Tool) else Tool.of(tool) for tool in self.tools(prompt_id)]
@@ -161,8 +161,8 @@ class ToolQuestionEnv(QuestionEnv):
         said = self.format.read(action, self._tools)
         if said.calls:
             return self._called(action, said.calls)
-        if said.fault:
-            return self._unreadable(action, said.fault)
+        if said.error:
+            return self._unreadable(action, said.error)
         return self._answered(action, said)
 
     def _answered(self, action: str, said: Said) -> Reply:
@@ -170,7 +170,7 @@ class ToolQuestionEnv(QuestionEnv):
         return self._graded(action, self._answer_of(said))
 
     def _answer_of(self, said: Said) -> str:
-        if said.answer is None and self.format.has_plain_answers and not said.calls and not said.fault:
+        if said.answer is None and self.format.has_plain_answers and not said.calls and not said.error:
             return said.text.strip()
         return said.answer or ""
 
@@ -184,7 +184,7 @@ class ToolQuestionEnv(QuestionEnv):
             return super().vote(prompt_id, turns)
         said = [self.format.read(turn, self._made(prompt_id)) for turn in turns]
         calls = [written_call(call) for reading in said for call in reading.calls]
-        has_spoken = any(not reading.fault for reading in said)
+        has_spoken = any(not reading.error for reading in said)
         return "; ".join(sorted(calls)) if has_spoken else None
 
     def _called(self, action: str, calls: Sequence[ToolCall]) -> Reply:
@@ -194,25 +194,25 @@ class ToolQuestionEnv(QuestionEnv):
         for call in calls:
             self._num_calls += 1
             try:
-                result, is_fault = self._run(self._tools, call)
+                result, is_error = self._run(self._tools, call)
             except ToolTimeoutError:
                 return self._ended("tool_timeout")
-            self._num_faults += is_fault
+            self._num_errors += is_error
             results.append(result)
         return self._results_reply(action, results)
 
     def _results_reply(self, action: str, results: Sequence[str]) -> Reply:
         """Show the results of a turn's calls, and count the calls."""
-        info: dict[str, Any] = {"num_calls": self._num_calls, "num_call_faults": self._num_faults}
+        info: dict[str, Any] = {"num_calls": self._num_calls, "num_call_errors": self._num_errors}
         if self.settings.tools_in == "template":  # the template formats results itself
             return "\n".join(results), 0.0, False, False, {**info, "role": "tool"}
         return text.reply(action, self.format.results(results)), 0.0, False, False, info
 
-    def _unreadable(self, action: str, fault: str) -> Reply:
+    def _unreadable(self, action: str, error: str) -> Reply:
         self._num_unreadable += 1
         if self._num_unreadable > self.settings.forgiven_turns:
             return self._ended("unparsable")
-        said = self.format.notice(f"Cannot be read: {presentable(fault, 500)}")
+        said = self.format.notice(f"Cannot be read: {presentable(error, 500)}")
         return text.reply(action, said), 0.0, False, False, {}
 
     def _ended(self, stop_reason: str) -> Reply:

@@ -100,12 +100,12 @@ class WordProblemSettings(ToolSettings):
     max_calls: int = 3
     reward_without_call: Annotated[float, Within(0, 1)] = 1.0  # share of the reward of an answer without a call
 
-    def faults(self) -> list[str]:
+    def errors(self) -> list[str]:
         """Return one error message for each setting that does not fit the others."""
         if 1 <= self.lowest < self.highest <= 1000:
-            return super().faults()
-        fault = f"lowest = {self.lowest}, highest = {self.highest}; expected 1 <= lowest < highest <= 1000"
-        return [*super().faults(), fault]
+            return super().errors()
+        error = f"lowest = {self.lowest}, highest = {self.highest}; expected 1 <= lowest < highest <= 1000"
+        return [*super().errors(), error]
 
 
 class WordProblem(ToolQuestionEnv):

@@ -57,7 +57,7 @@ class SelfIterationSettings(Settings):
     # "plain": the inner environment's; "improvement": `improvement`, on improve steps.
     reward: Annotated[str, OneOf(*REWARDS)] = "plain"
 
-    def faults(self) -> list[str]:
+    def errors(self) -> list[str]:
         """Return one error message for each setting that does not fit the others."""
         if self.env:
             return []

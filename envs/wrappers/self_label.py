@@ -42,7 +42,7 @@ class SelfLabelSettings(Settings):
     ties: Annotated[str, OneOf("none", "first")] = "none"
     min_votes: Annotated[int, Within(1, 1024)] = 2  # fewest votes of a majority
 
-    def faults(self) -> list[str]:
+    def errors(self) -> list[str]:
         """Return one error message for each setting that does not fit the others."""
         if self.env:
             return []

@@ -1,7 +1,7 @@
 """Checks that the environments, the model and the packages named by the settings exist and work, before a run starts.
 
-    faults_of(config)      checks the values                               on every call
-    early_faults(config)   checks environments, model and packages         success is cached per process and settings
+    config_errors(config)      checks the values                               on every call
+    early_errors(config)   checks environments, model and packages         success is cached per process and settings
 
 Each environment is created, its prompts are listed, and it is reset once and closed; each call has the timeout
 `env_timeout_s`. Of the model only config.json and tokenizer are read, no weights. transformers takes seconds to import
@@ -31,7 +31,7 @@ from rllib_srl.common.setting_model import is_integer
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import ModelError, ModelSizes, cache_root, described_model, sizes_of
-from rllib_srl.learner.regularisers.regularisers import made, parameter_faults, size_faults
+from rllib_srl.learner.regularisers.regularisers import made, parameter_errors, size_errors
 from rllib_srl.replay.diversity.neighbours import NUMPY_UP_TO
 from rllib_srl.rollout import EnvCalls, make_transcript
 from rllib_srl.rollout.player import first_ids
@@ -57,29 +57,29 @@ ENVIRONMENT_NAMES = (
 )
 
 
-def early_faults(config: Any, known: Sequence[str]) -> list[str]:
+def early_errors(config: Any, known: Sequence[str]) -> list[str]:
     """Return all errors of the packages, the model and the environments that the settings name, [] if there is none.
 
     Args:
         config: an SRLConfig.
-        known: the errors that `faults_of` found.
+        known: the errors that `config_errors` found.
     """
     is_memory_known = not any(line.startswith(("replay_", "group_size")) for line in known)
-    faults = list(_of_packages(config, is_memory_known))
+    errors = list(_of_packages(config, is_memory_known))
     directory = None
     if not any(line.startswith(MODEL_NAMES) for line in known):
         name = config.model_config["model"]
         try:
             directory = _described(name, str(cache_root()))
-            faults += _of_model(config, directory)
+            errors += _of_model(config, directory)
         except ModelError as error:
-            faults.append(f"model = {name!r}; {error}")
+            errors.append(f"model = {name!r}; {error}")
     if any(line.startswith(ENVIRONMENT_NAMES) for line in known) or (key := _key(config, directory)) in _passed:
-        return faults
+        return errors
     env_errors = _of_environments(config, directory)
     if not env_errors:
         _passed.add(key)
-    return faults + env_errors
+    return errors + env_errors
 
 
 # --- packages and model ---------------------------------------------------------------------------
@@ -121,7 +121,7 @@ def _described(name: str, root: str) -> Path | None:
         ModelError: there is no such model, or the hub does not answer in time.
     """
     (answer,) = in_turn(HUB_DEADLINE_S, partial(_caught, ModelError, partial(described_model, name, root)))
-    if isinstance(answer, Fault):
+    if isinstance(answer, CheckError):
         reason = f"did not answer within {HUB_DEADLINE_S:g} s" if answer.is_late else answer.text
         raise ModelError(f"model {name!r} could not be looked up: the hub {reason}")
     if isinstance(answer, ModelError):
@@ -134,9 +134,9 @@ def _of_model(config: Any, directory: Path | None) -> Iterator[str]:
     if directory is None:
         return
     name = config.model_config["model"]
-    yield from (f"{fault} {name!r}" for fault in _of_sizes(config, sizes_of(directory)))
-    if config.prompt_format == "chat" and (fault := _chat_fault(directory, config.max_turns == 1)):
-        yield f"prompt_format = 'chat' with the model {name!r}; {fault}"
+    yield from (f"{error} {name!r}" for error in _of_sizes(config, sizes_of(directory)))
+    if config.prompt_format == "chat" and (error := _chat_error(directory, config.max_turns == 1)):
+        yield f"prompt_format = 'chat' with the model {name!r}; {error}"
 
 
 def _of_sizes(config: Any, sizes: ModelSizes) -> Iterator[str]:
@@ -149,12 +149,12 @@ def _of_sizes(config: Any, sizes: ModelSizes) -> Iterator[str]:
     top_k = config.replay_retain_top_k
     if is_integer(top_k, sizes.num_tokens + 1):
         yield f"replay_retain_top_k = {top_k}; expected at most {sizes.num_tokens}, the vocabulary of the model"
-    if not any(parameter_faults(config.regularisers)):
-        yield from size_faults(made(config.regularisers), sizes.num_tokens)
+    if not any(parameter_errors(config.regularisers)):
+        yield from size_errors(made(config.regularisers), sizes.num_tokens)
 
 
 @lru_cache(maxsize=64)
-def _chat_fault(directory: Path, has_one_turn: bool) -> str:
+def _chat_error(directory: Path, has_one_turn: bool) -> str:
     """Return why a model cannot be used with a chat template, "" if it can."""
     try:
         make_transcript("chat", load_tokenizer(directory), 1 if has_one_turn else None)
@@ -183,14 +183,14 @@ def _of_environments(config: Any, directory: Path | None) -> list[str]:
     creators, configs = config.env_creators(), config.env_configs()
     makers = [partial(_made, creators[env_id], configs[env_id]) for env_id in configs]
     made = dict(zip(configs, in_turn(config.env_timeout_s, *makers), strict=True))
-    envs = {env_id: env for env_id, env in made.items() if not isinstance(env, Fault)}
-    faults = [_with_setting(config, name, env.text) for name, env in made.items() if isinstance(env, Fault)]
-    looks = [partial(_fault_of_prompts, config, env_id, env, directory) for env_id, env in envs.items()]
+    envs = {env_id: env for env_id, env in made.items() if not isinstance(env, CheckError)}
+    errors = [_with_setting(config, name, env.text) for name, env in made.items() if isinstance(env, CheckError)]
+    looks = [partial(_error_of_prompts, config, env_id, env, directory) for env_id, env in envs.items()]
     for env_id, outcome in zip(envs, in_turn(config.env_timeout_s, *looks), strict=True):
-        text = outcome.text if isinstance(outcome, Fault) else outcome
-        faults += [_with_setting(config, env_id, text)] if text else []
+        text = outcome.text if isinstance(outcome, CheckError) else outcome
+        errors += [_with_setting(config, env_id, text)] if text else []
     in_turn(config.env_timeout_s, *(env.close for env in envs.values()))
-    return faults
+    return errors
 
 
 def _with_setting(config: Any, env_id: str, text: str) -> str:
@@ -203,17 +203,17 @@ def _with_setting(config: Any, env_id: str, text: str) -> str:
 
 
 def _made(creator: Callable[[dict[str, Any]], Any], env_config: dict[str, Any]) -> Any:
-    """Return an environment, or a `Fault` with the reason why it cannot be used."""
+    """Return an environment, or a `CheckError` with the reason why it cannot be used."""
     try:
         env = creator(env_config)
     except Exception as error:  # user code can raise anything
-        return Fault(_said(error, "it cannot be created"))
-    if faults := lacks(env):
-        return Fault("it cannot be played: " + "; ".join(faults))
+        return CheckError(_said(error, "it cannot be created"))
+    if errors := lacks(env):
+        return CheckError("it cannot be played: " + "; ".join(errors))
     return env
 
 
-def _fault_of_prompts(config: Any, env_id: str, env: Any, directory: Path | None) -> str:
+def _error_of_prompts(config: Any, env_id: str, env: Any, directory: Path | None) -> str:
     """Return the error message for an environment's prompts, "" if they are valid."""
     try:
         creators = {env_id: lambda _: env}
@@ -240,10 +240,10 @@ def _fault_of_prompts(config: Any, env_id: str, env: Any, directory: Path | None
         lengths = _lengths(config, source, env, prompt, reply, count)
     except Exception as error:  # user code can raise anything
         return _said(error, "its prompts cannot be counted in tokens")
-    return _fault_of_lengths(config, lengths, env_id, env)
+    return _error_of_lengths(config, lengths, env_id, env)
 
 
-def _fault_of_lengths(config: Any, lengths: Sequence[tuple[str, int]], env_id: str, env: Any) -> str:
+def _error_of_lengths(config: Any, lengths: Sequence[tuple[str, int]], env_id: str, env: Any) -> str:
     """Return the error message if all prompts are too long, and warn if some are: a run leaves them out."""
     most = config.max_episode_tokens
     long = [(prompt_id, num) for prompt_id, num in lengths if num >= most]
@@ -297,7 +297,7 @@ def _counter(
     """Return a function that counts the tokens of a prompt; None without a tokenizer."""
     if directory is None:
         return None
-    if prompt_format == "chat" and _chat_fault(directory, has_one_turn):
+    if prompt_format == "chat" and _chat_error(directory, has_one_turn):
         return None
     if prompt_format == "chat":
         transcript = make_transcript("chat", load_tokenizer(directory), 1 if has_one_turn else None)
@@ -328,7 +328,7 @@ def _said(error: Exception, what: str) -> str:
 
 
 @dataclass(frozen=True)
-class Fault:
+class CheckError:
     """An error in place of a return value. Invariant: `text` is one line."""
 
     text: str
@@ -343,7 +343,7 @@ def _caught(kind: type[Exception], function: Callable[[], Any]) -> Any:
 
 
 def in_turn(timeout_s: float, *functions: Callable[[], Any]) -> list[Any]:
-    """Call functions one after the other; return their values, a `Fault` for each that fails or times out."""
+    """Call functions one after the other; return their values, a `CheckError` for each that fails or times out."""
     if not functions:
         return []
     calls = EnvCalls(num_workers=1, timeout_s=timeout_s)
@@ -353,7 +353,7 @@ def in_turn(timeout_s: float, *functions: Callable[[], Any]) -> list[Any]:
             calls.submit(number, function)
         while calls.num_open:
             for call in calls.poll(timeout_s):
-                answers[call.call_id] = Fault(call.error, call.timed_out) if call.error else call.value
+                answers[call.call_id] = CheckError(call.error, call.timed_out) if call.error else call.value
     finally:
         calls.close()
     return [answers[number] for number in range(len(functions))]

@@ -25,7 +25,7 @@ from ray.tune.registry import ENV_CREATOR, _global_registry
 from ray.tune.registry import register_trainable as _register_trainable
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
-from rllib_srl.algorithm.checks import early_faults
+from rllib_srl.algorithm.checks import early_errors
 from rllib_srl.algorithm.gpu_memory import fit_awake
 from rllib_srl.algorithm.model_shape import ModelShape
 from rllib_srl.algorithm.named import settings_of_name, without_names
@@ -42,7 +42,7 @@ from rllib_srl.algorithm.resources import (
     warn_of_cpu,
 )
 from rllib_srl.algorithm.settings import LONGEST_EPISODE, NO_ATTRIBUTES, PARTS, SETTINGS, settings_of, warn_once
-from rllib_srl.algorithm.validation import faults_of, warnings_of
+from rllib_srl.algorithm.validation import config_errors, warnings_of
 from rllib_srl.common.callbacks import callbacks_of
 from rllib_srl.common.environments import Creator, resolve
 from rllib_srl.common.foreign_names import in_place_of
@@ -271,11 +271,11 @@ class SRLConfig(AlgorithmConfig):
             self.create_local_env_runner = self.num_env_runners == 0
             user_values = {name: getattr(self, name) for name in (*PLACEMENT, "max_episode_tokens")}
             self.choose_length()
-            faults = [*self._choose_gpus(), *faults_of(self)]
-            if faults := [*faults, *early_faults(self, faults)]:
+            errors = [*self._choose_gpus(), *config_errors(self)]
+            if errors := [*errors, *early_errors(self, errors)]:
                 for name, value in user_values.items():  # chosen values must not count as the user's at the next call
                     setattr(self, name, value)
-                raise ValueError("SRLConfig is invalid:\n  " + "\n  ".join(faults))
+                raise ValueError("SRLConfig is invalid:\n  " + "\n  ".join(errors))
             for line in sorted(warnings_of(self)):
                 warn_once(line)
             self._settle()
@@ -289,11 +289,11 @@ class SRLConfig(AlgorithmConfig):
         if self.max_episode_tokens is not None:
             return
         self.max_episode_tokens = LONGEST_EPISODE
-        if not isinstance(self._model_config, Mapping):  # `faults_of` reports it
+        if not isinstance(self._model_config, Mapping):  # `config_errors` reports it
             return
         try:
             directory = described_model(self.model_config["model"])
-        except ModelError:  # `early_faults` reports it
+        except ModelError:  # `early_errors` reports it
             return
         context = sizes_of(directory).context if directory else None
         if context is not None:
@@ -307,7 +307,7 @@ class SRLConfig(AlgorithmConfig):
         """
         counts, size = (self.num_env_runners, self.num_learners), self.engine_tensor_parallel_size
         if not all(isinstance(number, int) for number in (*counts, size)):
-            return []  # `faults_of` reports it
+            return []  # `config_errors` reports it
         user_gpus = (self.num_gpus_per_env_runner, self.num_gpus_per_learner)
         num_gpus = num_gpus_here() if None in user_gpus else 0
         try:
@@ -318,15 +318,15 @@ class SRLConfig(AlgorithmConfig):
         self.num_gpus_per_env_runner, self.num_gpus_per_learner = shares.per_env_runner, shares.per_learner
         if num_gpus:
             warn_of_cpu(*user_gpus, shares)
-        faults = []
+        errors = []
         if self.colocate is None:
-            faults = list(self._cannot_take_turns(int(num_gpus))) if shares.is_colocated else []
-            self.colocate = shares.is_colocated and not faults
+            errors = list(self._cannot_take_turns(int(num_gpus))) if shares.is_colocated else []
+            self.colocate = shares.is_colocated and not errors
         if is_number(shares.per_learner) and shares.per_learner > 0 and counts[1] == 0 and counts[0] > 0:
             self.num_learners = 1
         if None in user_gpus and (shares.per_env_runner or shares.per_learner):
             logger.info("GPUs: %g per env runner, %g per learner", shares.per_env_runner, shares.per_learner)
-        return faults
+        return errors
 
     def _cannot_take_turns(self, num_gpus: int) -> Iterator[str]:
         """Yield each setting that prevents engine and learner from taking turns on a card, which is the default."""

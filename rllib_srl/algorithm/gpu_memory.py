@@ -136,7 +136,7 @@ def engine_need(shape: ModelShape, config: Any) -> Need:
     )
 
 
-def memory_faults(shape: ModelShape, config: Any, card_bytes: float, cached: float = 0.0) -> Iterator[str]:
+def memory_errors(shape: ModelShape, config: Any, card_bytes: float, cached: float = 0.0) -> Iterator[str]:
     """Yield a line for each need that cards of this size cannot meet; it says what to change.
 
     Args:
@@ -186,7 +186,7 @@ def fit_awake(shape: ModelShape, config: Any, card_bytes: float) -> bool:
         card_bytes: memory of the card.
     """
     shares = {name: getattr(config, name) for name in ("num_gpus_per_env_runner", "num_gpus_per_learner")}
-    return not any(memory_faults(shape, _changed(config, **shares, colocate=False), card_bytes, CACHED))
+    return not any(memory_errors(shape, _changed(config, **shares, colocate=False), card_bytes, CACHED))
 
 
 def _changed(config: Any, **changes: Any) -> SimpleNamespace:
@@ -215,7 +215,7 @@ class Variant:
     name: str
     num_gpus: int
     learner: Need
-    faults: list[str]
+    errors: list[str]
 
 
 def variant(
@@ -236,7 +236,7 @@ def variant(
     shares = gpu_shares(num_gpus, *counts)
     new_config.num_gpus_per_env_runner, new_config.num_gpus_per_learner = shares.per_env_runner, shares.per_learner
     new_config.colocate = shares.is_colocated
-    return Variant(name, num_gpus, learner_need(shape, new_config), list(memory_faults(shape, new_config, card_bytes)))
+    return Variant(name, num_gpus, learner_need(shape, new_config), list(memory_errors(shape, new_config, card_bytes)))
 
 
 def variants(shape: ModelShape, config: Any, num_gpus: int, card_bytes: float) -> list[Variant]:
@@ -266,7 +266,7 @@ def table(config: Any) -> list[str]:
             cells = []
             for num_gpus in (1, 2):
                 for candidate in variants(shape, config, num_gpus, gib * GIB):
-                    cells.append(f"{'no' if candidate.faults else 'yes'}, {candidate.learner.total / GIB:.0f}")
+                    cells.append(f"{'no' if candidate.errors else 'yes'}, {candidate.learner.total / GIB:.0f}")
             cells.append(_least_fsdp(shape, config, gib * GIB))
             lines.append(f"| {size} | {gib} GiB | {' | '.join(cells)} |")
     return lines
@@ -275,7 +275,7 @@ def table(config: Any) -> list[str]:
 def _least_fsdp(shape: ModelShape, config: Any, card_bytes: float) -> str:
     for num in (2, 4, 8, 16, 32):
         candidate = variants(shape, config, num + 1, card_bytes)[-1]
-        if not candidate.faults:
+        if not candidate.errors:
             return f"{num}, {candidate.learner.total / GIB:.0f} each"
     return "none up to 32"
 
@@ -284,9 +284,9 @@ def check_memory(shape: ModelShape | None, config: Any, card_bytes: float | None
     """Refuse a run that does not fit; does nothing without GPUs or without `check_resources`.
 
     Raises:
-        PlacementError: the lines of `memory_faults`.
+        PlacementError: the lines of `memory_errors`.
     """
     if shape is None or card_bytes is None or not config.check_resources:
         return
-    if faults := list(memory_faults(shape, config, card_bytes)):
-        raise PlacementError("\n  ".join(faults))
+    if errors := list(memory_errors(shape, config, card_bytes)):
+        raise PlacementError("\n  ".join(errors))

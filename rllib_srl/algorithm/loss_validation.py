@@ -19,11 +19,11 @@ WITHOUT_CLIP_BOUNDS = ("cispo", "sapo", "none")  # clip rules that do not read c
 _TOKEN_CORRECTIONS = ("tis", "mis", "geometric_mask", "mis_po")
 
 
-def faults_of_loss(config: Any) -> Iterator[str]:
+def errors_of_loss(config: Any) -> Iterator[str]:
     """Yield all errors of the loss settings of an `SRLConfig`; contradictions only if all rules are known."""
-    faults = list(_rules(config))
-    yield from faults
-    if not faults:
+    errors = list(_rules(config))
+    yield from errors
+    if not errors:
         loss = LossSettings.of(config)
         yield from clashes(unread(LossSettings, config, loss), loss)
         for check in (_of_ratios, _of_kl, _of_advantages):
@@ -40,8 +40,8 @@ def _rules(config: Any) -> Iterator[str]:
         value = getattr(config, name)
         if _is_preset(value):
             continue
-        if fault := rules.fault(value):
-            yield f"{name} = {value!r}; {fault}"
+        if error := rules.error(value):
+            yield f"{name} = {value!r}; {error}"
         elif name != "advantage" and rules.is_users(value) and config.num_learners:
             yield (
                 f"{name} = {value!r}, registered in this process, with num_learners = {config.num_learners}; expected "

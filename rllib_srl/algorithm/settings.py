@@ -28,7 +28,7 @@ def _is_share(number: float | None) -> bool:
     return number is None or 0 <= number <= 1 or number == int(number) > 0
 
 
-def _fault_of_directory(value: Any) -> str:
+def _error_of_directory(value: Any) -> str:
     if value is None:
         return ""
     if not isinstance(value, str | os.PathLike):
@@ -235,7 +235,7 @@ class TrainingSettings(Settings):
         None, "file with the key that signs checkpoints; None: $RLLIB_SRL_SEAL_KEY_FILE or one per user",
         "the path of a file, or None"
     )
-    log_directory: Annotated[Any, by(_fault_of_directory)] = setting(
+    log_directory: Annotated[Any, by(_error_of_directory)] = setting(
         None, "directory of checkpoints, transcripts and event files; None: a new one in ~/ray_results"
     )
     check_resources: bool = setting(

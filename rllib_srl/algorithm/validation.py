@@ -12,15 +12,15 @@ from typing import Any
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
-from rllib_srl.algorithm.loss_validation import faults_of_loss
+from rllib_srl.algorithm.loss_validation import errors_of_loss
 from rllib_srl.algorithm.settings import NO_ATTRIBUTES, SETTINGS, errors_of
 from rllib_srl.common.foreign_names import FOREIGN, in_place_of
 from rllib_srl.common.setting_model import Clash, clashes, names_any
-from rllib_srl.curriculum.streams import stream_faults
+from rllib_srl.curriculum.streams import stream_errors
 from rllib_srl.engine.adapters import MAX_RANK, TABLES
 from rllib_srl.engine.models import check_model_name
-from rllib_srl.learner.model_setup import TORCH, fault_of
-from rllib_srl.learner.regularisers.regularisers import made, parameter_faults
+from rllib_srl.learner.model_setup import TORCH, error_of
+from rllib_srl.learner.regularisers.regularisers import made, parameter_errors
 from rllib_srl.replay.selection.rules import DATELESS, SELECTIONS
 from rllib_srl.replay.settings import ReplaySettings
 
@@ -43,7 +43,7 @@ USED = frozenset(
 NO_REUSE = "has no effect with replay_reuse_fraction = 0: nothing is trained on again"
 
 
-def faults_of(config: Any) -> list[str]:
+def config_errors(config: Any) -> list[str]:
     """Return all error messages of the settings, [] if they are valid.
 
     Combinations are checked with the defaults of settings that are invalid alone; errors that name these are dropped.
@@ -144,8 +144,8 @@ def _fitting(config: Any) -> Iterator[Clash]:
 
 
 def _optimizer(config: Any) -> Iterator[str]:
-    if fault := fault_of(config.optimizer_name, config.num_gpus_per_learner or 0):
-        yield fault
+    if error := error_of(config.optimizer_name, config.num_gpus_per_learner or 0):
+        yield error
 
 
 def _adapters_in_vllm(config: Any) -> Iterator[Clash]:
@@ -247,8 +247,8 @@ def _stream(config: Any) -> Iterator[str]:
     for name in ("env", "env_config", "envs", "mixture"):
         if getattr(config, name):
             yield f"{name} = {getattr(config, name)!r}; expected it unset with stream, whose entries set it"
-    if faults := stream_faults(config.stream):
-        yield from faults
+    if errors := stream_errors(config.stream):
+        yield from errors
         return
     try:
         config.env_creators()
@@ -267,14 +267,14 @@ def _replay(config: Any) -> Iterator[Clash]:
 
 def _regularisers(config: Any) -> Iterator[str]:
     """Yield all errors; contradictions with other settings only if the parameters alone are valid."""
-    faults = list(parameter_faults(config.regularisers))
-    yield from faults
-    for name, regulariser in made(config.regularisers).items() if not faults else ():
-        yield from regulariser.faults(f"regularisers.{name}", config)
+    errors = list(parameter_errors(config.regularisers))
+    yield from errors
+    for name, regulariser in made(config.regularisers).items() if not errors else ():
+        yield from regulariser.errors(f"regularisers.{name}", config)
 
 
 PAIRS = (
     *(_group_size, _pairs, _ahead, _fitting, _adapters_in_vllm, _sharded, _placement, _prompt_order),
     _replay,
 )
-CHECKS = (_optimizer, _model, _envs, faults_of_loss, _regularisers)
+CHECKS = (_optimizer, _model, _envs, errors_of_loss, _regularisers)

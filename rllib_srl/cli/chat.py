@@ -229,7 +229,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-tokens", type=integer_from(1), metavar="N", help=text)
 
 
-def fault_of(arguments: argparse.Namespace) -> str:
+def error_of(arguments: argparse.Namespace) -> str:
     if (arguments.what is None) == (arguments.server is None):
         return "expected WHAT or --server URL, and not both"
     if arguments.heat is not None and arguments.heat != 0 and not 0.01 <= arguments.heat <= 100:
@@ -270,4 +270,4 @@ def chat(arguments: argparse.Namespace, lines: TextIO | None = None) -> int:
 
 USAGE = "%(prog)s WHAT | --server URL [--system TEXT] [--temperature T] [--max-tokens N] [--SETTING VALUE ...]"
 WITHOUT = tuple(name for name in all_settings() if name not in FLAGS)
-main = Program(__doc__, add_flags, chat, usage=USAGE, without=WITHOUT, verbose="vLLM and transformers", fault=fault_of)
+main = Program(__doc__, add_flags, chat, usage=USAGE, without=WITHOUT, verbose="vLLM and transformers", error=error_of)

@@ -113,8 +113,8 @@ def rows(found: Findings, env: QuestionFile, ids: Mapping[str, Sequence[str]], s
     place = " ".join(str(settings[name]) for name in ("hub_id", "path") if settings.get(name))
     shots = f", {env.settings.num_shots} shown as examples" if env.settings.num_shots else ""
     found.line("data", f"{place}: {num['train']} questions to train on, {num['heldout']} held out {how}{shots}")
-    contradictions = [fault for fault in env.row_faults if fault.endswith(CONTRADICTION)]
-    others = [fault for fault in env.row_faults if not fault.endswith(CONTRADICTION)]
+    contradictions = [error for error in env.row_errors if error.endswith(CONTRADICTION)]
+    others = [error for error in env.row_errors if not error.endswith(CONTRADICTION)]
     counts = f"{env.num_repeated} repeated, counted once; {len(contradictions)} contradictory; {len(others)} unusable"
     found.line("", f"rows: {counts}")
     found.look("rows with the question of an earlier row, but another answer", contradictions, is_wrong=True)

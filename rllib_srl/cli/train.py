@@ -42,7 +42,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--export", type=local_directory, metavar="DIR", help=text)
 
 
-def fault_of(arguments: argparse.Namespace) -> str:
+def error_of(arguments: argparse.Namespace) -> str:
     has_place = arguments.resume not in (False, AUTO) or arguments.out is not None
     return "" if has_place else "--resume; expected a checkpoint or the directory of a run, as its value or as --out"
 
@@ -91,4 +91,4 @@ def train(arguments: argparse.Namespace) -> int:
 
 
 USAGE = "%(prog)s [--config YAML] [--out DIR] [--resume [CHECKPOINT|DIR]] [--SETTING VALUE ...]"
-main = Program(__doc__, add_flags, train, usage=USAGE, without=(), verbose=LIBRARIES, fault=fault_of)
+main = Program(__doc__, add_flags, train, usage=USAGE, without=(), verbose=LIBRARIES, error=error_of)

@@ -102,27 +102,27 @@ def check_environment(env: Any, name: str) -> None:
     Raises:
         EnvError: the message lists all violations.
     """
-    faults = lacks(env)
+    errors = lacks(env)
     if isinstance(env, gymnasium.Env):
-        faults += _faults_of_reset(env)
-    if faults:
-        raise EnvError(f"environment {name!r} cannot be played: " + "; ".join(faults))
+        errors += _errors_of_reset(env)
+    if errors:
+        raise EnvError(f"environment {name!r} cannot be played: " + "; ".join(errors))
 
 
 def lacks(env: Any) -> list[str]:
     """Return the violations of the contract that can be found without a reset, [] if there is none."""
-    faults = []
+    errors = []
     if not isinstance(env, gymnasium.Env):
-        faults.append(f"it is a {type(env).__name__}; expected a gymnasium.Env")
+        errors.append(f"it is a {type(env).__name__}; expected a gymnasium.Env")
     for method in ("reset", "step"):
         if not callable(getattr(env, method, None)):
-            faults.append(f"it has no method {method}")
+            errors.append(f"it has no method {method}")
     if isinstance(env, gymnasium.Env) and hasattr(env.unwrapped, "prompt_ids") and not _takes_options(env):
-        faults.append("it has prompt_ids, but its reset takes no options; expected reset(seed=None, options=None)")
+        errors.append("it has prompt_ids, but its reset takes no options; expected reset(seed=None, options=None)")
     stops = getattr(env, "stop_strings", ())
     if isinstance(stops, str) or not all(isinstance(stop, str) and stop for stop in stops):
-        faults.append(f"stop_strings = {stops!r}; expected a tuple of non-empty strings")
-    return faults
+        errors.append(f"stop_strings = {stops!r}; expected a tuple of non-empty strings")
+    return errors
 
 
 def grading_digest(env: Environment, env_config: Mapping[str, Any]) -> str:
@@ -181,7 +181,7 @@ def _make_plain(make: Callable[..., Environment], name: str, env_config: Mapping
     return make()
 
 
-def _faults_of_reset(env: Environment) -> list[str]:
+def _errors_of_reset(env: Environment) -> list[str]:
     try:
         result = env.reset(seed=0)
     except Exception as error:  # user code can raise anything
@@ -189,12 +189,12 @@ def _faults_of_reset(env: Environment) -> list[str]:
     if not isinstance(result, tuple) or len(result) != 2:
         return [f"reset returned {type(result).__name__}; expected (observation, info)"]
     observation, info = result
-    faults = []
+    errors = []
     if not isinstance(observation, str):
-        faults.append(f"its observation is a {type(observation).__name__}; expected text (str)")
+        errors.append(f"its observation is a {type(observation).__name__}; expected text (str)")
     if not isinstance(info, dict):
-        faults.append(f"its info is a {type(info).__name__}; expected a dict")
-    return faults
+        errors.append(f"its info is a {type(info).__name__}; expected a dict")
+    return errors
 
 
 def _takes_options(env: Any) -> bool:

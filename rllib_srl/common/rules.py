@@ -23,7 +23,7 @@ from rllib_srl.common.setting_model import Settings
 
 R = TypeVar("R")
 
-MISTAKES = (  # exceptions of a faulty rule, unlike those of the machine, such as a lack of memory
+MISTAKES = (  # exceptions of a wrong rule, unlike those of the machine, such as a lack of memory
     *(ArithmeticError, AssertionError, AttributeError, LookupError),
     *(NameError, RuntimeError, TypeError, ValueError),
 )
@@ -50,9 +50,9 @@ class Rules(dict[str, R]):
         Raises:
             ValueError: the name is unknown, or the import path cannot be imported or is not callable.
         """
-        rule, fault = self._found(name)
-        if fault:
-            raise ValueError(f"{self.kind} = {name!r}; {fault}")
+        rule, problem = self._found(name)
+        if problem:
+            raise ValueError(f"{self.kind} = {name!r}; {problem}")
         return cast(R, rule)
 
     def call(self, name: Any, *arguments: Any, check: Callable[[Any], str] = lambda _: "") -> Any:
@@ -72,8 +72,8 @@ class Rules(dict[str, R]):
             result = rule(*arguments)
         except MISTAKES as error:
             raise failure(f"{self.kind} = {name!r}", error, self.inputs) from error
-        if fault := check(result):
-            raise RuleError(f"{self.kind} = {name!r} returned {_described(result)}; {fault}")
+        if problem := check(result):
+            raise RuleError(f"{self.kind} = {name!r} returned {_described(result)}; {problem}")
         return result
 
     def make(self, name: Any, parameters: Mapping[str, Any]) -> Any:
@@ -90,11 +90,11 @@ class Rules(dict[str, R]):
             hint = f"; did you mean {near}?" if near else ""
             expected = f"some of {', '.join(known)}{hint}" if known else "none: it has no parameters"
             raise ValueError(f"{self.kind} {name!r} has no parameters {unknown}; expected {expected}")
-        if has_parameters and (faults := rule.faults(parameters)):
-            raise ValueError("; ".join(faults))
+        if has_parameters and (errors := rule.errors(parameters)):
+            raise ValueError("; ".join(errors))
         return rule(**parameters) if isinstance(rule, type) else rule
 
-    def fault(self, name: Any) -> str:
+    def problem(self, name: Any) -> str:
         """Return the error message "expected ..." for a name or an import path, "" if it is valid."""
         return self._found(name)[1]
 

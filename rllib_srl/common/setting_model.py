@@ -5,7 +5,7 @@
         dual_clip: float = setting(3.0, "cap on the loss of a token", needs="clip_rule dual", gt=1)
 
     PartSettings.table()                          name -> `Setting`: flags, documents and Tune's names come from it
-    PartSettings.faults({"dual_clip": 1})         ["dual_clip = 1; expected a number above 1"]
+    PartSettings.errors({"dual_clip": 1})         ["dual_clip = 1; expected a number above 1"]
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ def setting(default: Any, meaning: str, expected: str = "", **given: Any) -> Any
     return Field(default, description=meaning, json_schema_extra=extra, **given)
 
 
-def by(fault: Callable[[Any], str]) -> PlainValidator:
+def by(error: Callable[[Any], str]) -> PlainValidator:
     """Return a validator from a function that returns "expected ..." for a wrong value and "" for a right one."""
 
     def check(value: Any) -> Any:
-        if text := fault(value):
+        if text := error(value):
             raise ValueError(text)
         return value
 
@@ -92,7 +92,7 @@ def where(is_right: Callable[..., bool]) -> AfterValidator:
     return AfterValidator(check)
 
 
-class SettingFaults(ValueError):
+class SettingErrors(ValueError):
     """Values outside their ranges. Invariant: `lines` is name -> "name = value; expected ..."."""
 
     def __init__(self, lines: Mapping[str, str]) -> None:
@@ -101,7 +101,7 @@ class SettingFaults(ValueError):
 
 
 class Settings(BaseModel):
-    """Settings of one part. Invariant: each value is within its range; `faults` also checks them together."""
+    """Settings of one part. Invariant: each value is within its range; `errors` also checks them together."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
     prefix: ClassVar[str] = ""  # prefix of the names in SRLConfig
@@ -110,12 +110,12 @@ class Settings(BaseModel):
         """Take values by name; others have their defaults.
 
         Raises:
-            SettingFaults: naming every value of a wrong type or outside its range.
+            SettingErrors: naming every value of a wrong type or outside its range.
         """
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise SettingFaults(self._lines(values, error)) from None
+            raise SettingErrors(self._lines(values, error)) from None
 
     @classmethod
     @cache
@@ -132,7 +132,7 @@ class Settings(BaseModel):
         return rows
 
     @classmethod
-    def faults(cls, values: Mapping[str, Any], prefix: str = "") -> list[str]:
+    def errors(cls, values: Mapping[str, Any], prefix: str = "") -> list[str]:
         """Return all errors of the values and of their combination, each "name = value; expected ..."."""
         wrong, together = cls.found(values)
         return [f"{prefix}{line}" for line in (*wrong.values(), *together)]
@@ -143,7 +143,7 @@ class Settings(BaseModel):
         values = {name: value for name, value in values.items() if not cls._is_default(name, value)}
         try:
             made, wrong = cls(**values), {}
-        except SettingFaults as error:
+        except SettingErrors as error:
             wrong = dict(error.lines)
             made = cls(**{name: value for name, value in values.items() if name not in wrong})
         return wrong, [line for line in made.contradictions() if not names_any(line, wrong)]
@@ -154,8 +154,8 @@ class Settings(BaseModel):
 
     def checked(self: Part) -> Part:
         """Return these settings; a ValueError lists all errors."""
-        if faults := self.faults(vars(self)):
-            raise ValueError(f"{type(self).__name__} is invalid:\n  " + "\n  ".join(faults))
+        if errors := self.errors(vars(self)):
+            raise ValueError(f"{type(self).__name__} is invalid:\n  " + "\n  ".join(errors))
         return self
 
     @classmethod

@@ -31,7 +31,7 @@ from typing import Any, ClassVar
 from ray.rllib.callbacks.callbacks import RLlibCallback
 
 from rllib_srl.algorithm.own_data import data_settings
-from rllib_srl.envs.math.data_files import RowFault, rows_of
+from rllib_srl.envs.math.data_files import RowError, rows_of
 from rllib_srl.envs.math.data_place import local_files
 from rllib_srl.envs.math.question_rows import problem_of
 
@@ -180,8 +180,8 @@ def read(data: str) -> list[Row]:
         try:
             problem = problem_of(row, "", "", has_reward=True)
             rows.append(Row(data, str(number), problem.question, problem.answer))
-        except RowFault as fault:
-            bad.append(f"row {number}, {fault}")
+        except RowError as error:
+            bad.append(f"row {number}, {error}")
     if bad or not rows:
         raise ValueError(f"data {data!r}: {'; '.join(bad[:20]) or 'no questions'}; expected a question in every row")
     return rows

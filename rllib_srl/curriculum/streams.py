@@ -157,8 +157,8 @@ def make_stream(spec: Any) -> Stream:
     Raises:
         ValueError: the message lists all errors at once.
     """
-    if faults := stream_faults(spec):
-        raise ValueError("; ".join(faults))
+    if errors := stream_errors(spec):
+        raise ValueError("; ".join(errors))
     if not isinstance(spec, Mapping):
         unit = _unit_of(spec)
         return Stages([_entry(values) for values in spec], [values.get(unit, 1) for values in spec], unit)
@@ -166,17 +166,17 @@ def make_stream(spec: Any) -> Stream:
     return Schedule(entries, [(at, weights) for at, weights in spec["schedule"]], unit)
 
 
-def stream_faults(spec: Any) -> list[str]:
+def stream_errors(spec: Any) -> list[str]:
     """Validate a stream; return error messages "name = value; expected ...", [] if there are none."""
     is_sequence = isinstance(spec, Sequence) and not isinstance(spec, str)
     listed = spec.get("domains") if isinstance(spec, Mapping) else spec if is_sequence else None
     if not isinstance(listed, Sequence) or isinstance(listed, str) or not listed:
         return [f"stream = {spec!r}; expected {FORMS}"]
-    faults = [line for at, values in enumerate(listed) for line in _faults_of_entry(at, values, is_sequence)]
-    if faults:
-        return faults
-    faults += _faults_of_names([_entry(values) for values in listed], is_sequence)
-    return faults + list(_faults_of_stages(listed) if is_sequence else _faults_of_form(spec))
+    errors = [line for at, values in enumerate(listed) for line in _errors_of_entry(at, values, is_sequence)]
+    if errors:
+        return errors
+    errors += _errors_of_names([_entry(values) for values in listed], is_sequence)
+    return errors + list(_errors_of_stages(listed) if is_sequence else _errors_of_form(spec))
 
 
 def _entry(values: Mapping[str, Any]) -> Entry:
@@ -187,7 +187,7 @@ def _unit_of(stages: Sequence[Mapping[str, Any]]) -> str:
     return "tokens" if any("tokens" in values for values in stages) else "iterations"
 
 
-def _faults_of_entry(at: int, values: Any, is_stage: bool) -> Iterator[str]:
+def _errors_of_entry(at: int, values: Any, is_stage: bool) -> Iterator[str]:
     allowed = (*ENTRY, *UNITS) if is_stage else ENTRY
     if not isinstance(values, Mapping) or not isinstance(values.get("env"), str) or not values["env"]:
         yield f'stream[{at}] = {values!r}; expected {{"env": name, "env_config": {{...}}}}'
@@ -206,7 +206,7 @@ def _faults_of_entry(at: int, values: Any, is_stage: bool) -> Iterator[str]:
         yield f"stream[{at}] {error}"
 
 
-def _faults_of_names(entries: Sequence[Entry], may_return: bool) -> Iterator[str]:
+def _errors_of_names(entries: Sequence[Entry], may_return: bool) -> Iterator[str]:
     seen: dict[str, Entry] = {}
     for at, entry in enumerate(entries):
         other = seen.setdefault(entry.env_id if may_return else entry.name, entry)
@@ -217,7 +217,7 @@ def _faults_of_names(entries: Sequence[Entry], may_return: bool) -> Iterator[str
             )
 
 
-def _faults_of_stages(stages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _errors_of_stages(stages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     unit = _unit_of(stages)
     for at, values in enumerate(stages):
         units = [name for name in UNITS if name in values]
@@ -226,16 +226,16 @@ def _faults_of_stages(stages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield f"stream[{at}] lasts {({n: values[n] for n in units})!r}; expected {unit} = an integer of at least 1"
 
 
-def _faults_of_form(spec: Mapping[str, Any]) -> Iterator[str]:
+def _errors_of_form(spec: Mapping[str, Any]) -> Iterator[str]:
     allowed = ("domains", "schedule", "unit")
     if unknown := sorted(set(spec) - set(allowed), key=str):
         yield f"stream has the keys {unknown}; expected some of {', '.join(allowed)}"
     if spec.get("unit", "iterations") not in UNITS:
         yield f"stream unit = {spec['unit']!r}; expected one of {', '.join(UNITS)}"
-    yield from _faults_of_knots(spec.get("schedule"), [_entry(values).name for values in spec["domains"]])
+    yield from _errors_of_knots(spec.get("schedule"), [_entry(values).name for values in spec["domains"]])
 
 
-def _faults_of_knots(knots: Any, names: Sequence[str]) -> Iterator[str]:
+def _errors_of_knots(knots: Any, names: Sequence[str]) -> Iterator[str]:
     pairs = isinstance(knots, Sequence) and not isinstance(knots, str) and len(knots) > 0
     if not pairs or any(not isinstance(k, Sequence) or len(k) != 2 or not is_number(k[0]) for k in knots):
         yield f"stream schedule = {knots!r}; expected [[progress, {{name: weight}}], ...]"

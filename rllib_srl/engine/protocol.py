@@ -38,17 +38,17 @@ class Sampling:
 
     def __post_init__(self) -> None:
         """Validate every value; report all errors at once."""
-        faults = []
+        errors = []
         if self.max_tokens < 1:
-            faults.append(f"max_tokens = {self.max_tokens}; expected at least 1")
+            errors.append(f"max_tokens = {self.max_tokens}; expected at least 1")
         if self.temperature != 0 and not 0.01 <= self.temperature <= 100:  # vLLM raises smaller ones to 0.01
-            faults.append(f"temperature = {self.temperature}; expected 0 (greedy) or 0.01 to 100")
+            errors.append(f"temperature = {self.temperature}; expected 0 (greedy) or 0.01 to 100")
         if self.runs_to_limit and self.stop:
-            faults.append(f"runs_to_limit = True with stop = {self.stop!r}; expected only one of the two")
+            errors.append(f"runs_to_limit = True with stop = {self.stop!r}; expected only one of the two")
         if isinstance(self.stop, str) or not all(self.stop):
-            faults.append(f"stop = {self.stop!r}; expected a tuple of non-empty strings")
-        if faults:
-            raise ValueError("sampling: " + "; ".join(faults))
+            errors.append(f"stop = {self.stop!r}; expected a tuple of non-empty strings")
+        if errors:
+            raise ValueError("sampling: " + "; ".join(errors))
 
 
 @dataclass(frozen=True)

@@ -194,7 +194,7 @@ def _view(raw: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> torch.Tensor
 
 def _verify_fit(bundle: WeightBundle, expected: Mapping[str, Sequence[int]], dtype: str | None) -> None:
     got = {spec.name: spec for spec in bundle.tensors}
-    faults = {
+    errors = {
         "tensors are missing": [name for name in expected if name not in got],
         "the engine's model has no such tensors": [name for name in got if name not in expected],
         "shapes differ from those of the engine's tensors": [
@@ -206,7 +206,7 @@ def _verify_fit(bundle: WeightBundle, expected: Mapping[str, Sequence[int]], dty
             if dtype and torch_dtype(spec.dtype).is_floating_point and spec.dtype != dtype
         ],
     }
-    if mismatches := {fault: names for fault, names in faults.items() if names}:
+    if mismatches := {error: names for error, names in errors.items() if names}:
         tensors = [name for names in mismatches.values() for name in names]
         raise WeightSyncError("; ".join(mismatches), bundle.version, tensors)
 

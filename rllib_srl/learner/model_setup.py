@@ -138,7 +138,7 @@ BITSANDBYTES = {"adamw_8bit": "AdamW8bit", **PAGED}
 OPTIMIZERS = (*TORCH, *BITSANDBYTES)
 
 
-def fault_of(name: str, num_gpus: float) -> str | None:
+def error_of(name: str, num_gpus: float) -> str | None:
     """Return an error message if an optimiser cannot run here, with GPUs per learner, else None."""
     if name in PAGED and not num_gpus:
         return f"optimizer_name = {name!r}; expected num_gpus_per_learner above 0: on a CPU there is nothing to page"

@@ -161,7 +161,7 @@ def is_checkpoint(source: str) -> bool:
     return (Path(source) / MANIFEST).is_file()
 
 
-def checkpoint_fault(path: Path) -> str:
+def checkpoint_error(path: Path) -> str:
     """Return why the weights of a checkpoint cannot be a frozen policy, "" if they can; no weight is read."""
     from safetensors import safe_open
 

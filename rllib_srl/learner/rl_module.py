@@ -95,15 +95,15 @@ class CausalLMModule(TorchRLModule):
         if not state:
             return
         parameters = dict(self.saved_parameters())
-        faults = [f"{name}: missing" for name in parameters if name not in state]
-        faults += [f"{name}: unknown" for name in state if name not in parameters]
-        faults += [
+        errors = [f"{name}: missing" for name in parameters if name not in state]
+        errors += [f"{name}: unknown" for name in state if name not in parameters]
+        errors += [
             f"{name}: shape {tuple(state[name].shape)}; expected {tuple(parameters[name].shape)}"
             for name in parameters
             if name in state and tuple(state[name].shape) != tuple(parameters[name].shape)
         ]
-        if faults:
-            raise ValueError(f"the state does not fit model {self.model_config['model']!r}: " + "; ".join(faults[:8]))
+        if errors:
+            raise ValueError(f"the state does not fit model {self.model_config['model']!r}: " + "; ".join(errors[:8]))
         for name, parameter in parameters.items():
             assign(parameter, torch.tensor(np.asarray(state[name])))  # a copy: arrays of the object store are read-only
 

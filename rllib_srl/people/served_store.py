@@ -101,7 +101,7 @@ class Tokens:
     ids: Sequence[int]
     logps: Sequence[float]  # nats, of the distribution that was sampled
 
-    def faults(self) -> str:
+    def errors(self) -> str:
         """Return why the tokens are unusable, "" if they are usable."""
         if not self.prompt_ids or not 0 < len(self.ids) == len(self.logps):
             return f"{len(self.prompt_ids)} prompt tokens, {len(self.ids)} tokens and {len(self.logps)} log-probs"

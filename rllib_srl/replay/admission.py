@@ -72,7 +72,7 @@ def admit(group: Group, checks: Any, decode: Decode | None = None) -> Refusal | 
         if (hook := ADMISSIONS.own.get(name)) is not None and hook is ADMISSIONS[name]:
             refusal = hook(group, decode)
         else:
-            refusal = ADMISSIONS.call(name, group, decode, check=partial(_fault_of, size=group.size))
+            refusal = ADMISSIONS.call(name, group, decode, check=partial(_error_of, size=group.size))
         if refusal is not None:
             return refusal
     reason, limit = "", checks.degenerate_share
@@ -267,7 +267,7 @@ def detector_of(admit: Any) -> Detector | None:
     return next((DETECTORS[name] for name in names_of(admit) if name in DETECTORS), None)
 
 
-def _fault_of(refusal: Any, size: int) -> str:
+def _error_of(refusal: Any, size: int) -> str:
     """Return what is wrong with the answer of a user's hook about a group of `size` episodes, "" if nothing is."""
     if refusal is None or (
         isinstance(refusal, Refusal)

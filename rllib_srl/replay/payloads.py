@@ -28,14 +28,14 @@ def encode(group: Group) -> bytes:
     Raises:
         ValueError: listing what is no numeric array, no boolean mask, or would not survive a round trip through JSON.
     """
-    faults, arrays = json_faults(group.extra, "extra"), {}
+    errors, arrays = json_errors(group.extra, "extra"), {}
     for name in _ARRAYS:
         array = arrays[name] = np.ascontiguousarray(getattr(group, name))
         is_mask = name == "loss_mask_N"
         if array.dtype.kind not in ("b" if is_mask else "iuf"):
-            faults.append(f"{name} is of {array.dtype}; expected {'bool' if is_mask else 'integers or floats'}")
-    if faults:
-        raise ValueError(f"group {group.group_id} cannot be stored: " + "; ".join(faults))
+            errors.append(f"{name} is of {array.dtype}; expected {'bool' if is_mask else 'integers or floats'}")
+    if errors:
+        raise ValueError(f"group {group.group_id} cannot be stored: " + "; ".join(errors))
     header = {
         "group_id": group.group_id,
         "prompt": prompt_fields(group.prompt),
@@ -91,7 +91,7 @@ def prompt_of(fields: dict[str, Any]) -> Prompt:
     return Prompt(**{**fields, "history": tuple(fields["history"])})
 
 
-def json_faults(value: Any, name: str) -> list[str]:
+def json_errors(value: Any, name: str) -> list[str]:
     """Return one message for each part of `value` that a round trip through JSON would change.
 
     JSON turns tuples into lists and numeric keys into strings, so both are errors.
@@ -101,8 +101,8 @@ def json_faults(value: Any, name: str) -> list[str]:
     if isinstance(value, list):
         if set(map(type, value)) <= _JSON_SCALARS:  # fast path: long lists are mostly ids or numbers
             return []
-        return [fault for i, part in enumerate(value) for fault in json_faults(part, f"{name}[{i}]")]
+        return [error for i, part in enumerate(value) for error in json_errors(part, f"{name}[{i}]")]
     if isinstance(value, dict):
         keys = [f"{name} has the key {key!r}; expected text" for key in value if not isinstance(key, str)]
-        return keys + [fault for key, part in value.items() for fault in json_faults(part, f"{name}[{key!r}]")]
+        return keys + [error for key, part in value.items() for error in json_errors(part, f"{name}[{key!r}]")]
     return [f"{name} is a {type(value).__name__}; expected None, bool, int, float, str, list or dict"]

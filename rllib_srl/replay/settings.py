@@ -1,6 +1,6 @@
 """Settings of the memory; SRLConfig has them with the prefix `replay_`.
 
-    ReplaySettings.faults({"spacing": "sm3"})     ["spacing = 'sm3'; expected one of ..."]
+    ReplaySettings.errors({"spacing": "sm3"})     ["spacing = 'sm3'; expected one of ..."]
 
 The tables of rules are imported when a value is checked, so that `srl train --help` does not load them.
 """
@@ -38,24 +38,24 @@ def rules() -> dict[str, Rules[Any]]:
 
 
 def _rule_of(name: str, or_none: bool = False) -> Any:
-    def fault(value: Any) -> str:
-        text = "" if or_none and value is None else rules()[name].fault(value)
+    def error(value: Any) -> str:
+        text = "" if or_none and value is None else rules()[name].error(value)
         return text and text + (", or None" if or_none else "")
 
-    return by(fault)
+    return by(error)
 
 
-def _fault_of_domains(value: Any) -> str:
+def _error_of_domains(value: Any) -> str:
     is_list = isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(name, str) for name in value)
     is_right = is_list or value in ("all", "last", "earlier")
     return "" if is_right else "expected 'all', 'last', 'earlier' or a list of names"
 
 
-def _fault_of_hooks(value: Any) -> str:
+def _error_of_hooks(value: Any) -> str:
     from rllib_srl.replay.admission import names_of
 
-    faults = (fault for name in names_of(value) if (fault := rules()["admit"].fault(name)))
-    return next((f"{fault}, a list of these, or None" for fault in faults), "")
+    errors = (error for name in names_of(value) if (error := rules()["admit"].error(name)))
+    return next((f"{error}, a list of these, or None" for error in errors), "")
 
 
 _BY_NAME = "parameters by name"
@@ -106,7 +106,7 @@ class ReplaySettings(Settings):
     reuse_selection_config: dict[str, Any] = setting(
         {}, "parameters of the rule for reuse: temperature (srl), alpha and by (per)", _BY_NAME
     )
-    domains: Annotated[Any, by(_fault_of_domains)] = setting(
+    domains: Annotated[Any, by(_error_of_domains)] = setting(
         "all", 'domains replayed: "all", "last" (second newest), "earlier" (all but the newest), or a list of names'
     )
     max_age: int = setting(6, "maximum age of a reused group, iterations", ge=1)
@@ -134,7 +134,7 @@ class ReplaySettings(Settings):
     degenerate_share: float | None = setting(
         0.5, "maximum share of one token or loop in an episode; None: no check", gt=0, le=1
     )
-    admit: Annotated[Any, by(_fault_of_hooks)] = setting(
+    admit: Annotated[Any, by(_error_of_hooks)] = setting(
         "secrets",
         'what keeps episodes out of memory and loss: "secrets", "credentials" (no personal data), "module:function", '
         "or a list of these (docs/memory.md); None: nothing",

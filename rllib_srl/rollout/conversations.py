@@ -60,8 +60,8 @@ class Ask:
         try:
             return _ASK.validate_json(text)
         except ValidationError as error:
-            faults = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-            raise ValueError(f'info["conversation"] is not valid: {"; ".join(faults)}') from error
+            errors = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+            raise ValueError(f'info["conversation"] is not valid: {"; ".join(errors)}') from error
 
 
 _ASK = TypeAdapter(Ask)

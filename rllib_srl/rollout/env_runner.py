@@ -158,11 +158,11 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         """
         super().__init__(config=config, **kwargs)
         self.tune_trial_id = tune_trial_id
-        self._fault: Exception | None = None
+        self._error: Exception | None = None
         try:
             self._start()
         except Exception as error:  # any: `check_started` raises it in the driver
-            self._fault = error
+            self._error = error
 
     def _start(self) -> None:
         if self.worker_index and not self.config.num_gpus_per_env_runner:
@@ -402,12 +402,12 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
     def check_started(self) -> Place:
         """Return where this process is, or raise the exception of the constructor, if there was one."""
-        if self._fault is not None:
-            raise self._fault
+        if self._error is not None:
+            raise self._error
         return Place.here()
 
     def get_spaces(self) -> dict[str, Any]:
-        return token_spaces(1 if self._fault else len(self.tokenizer))
+        return token_spaces(1 if self._error else len(self.tokenizer))
 
     def get_metrics(self) -> Any:
         return self.metrics.reduce()
@@ -426,7 +426,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         return []
 
     def stop(self) -> None:
-        if self._fault is None:
+        if self._error is None:
             self.drop_play()
             self.calls.close()
             self.engine.close()

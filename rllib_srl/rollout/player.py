@@ -79,7 +79,7 @@ def _policy_caused(live: LiveEpisode) -> StopReason | None:
     return live.refused_as if has_turns else None
 
 
-def fault_of(turn: Turn) -> str:
+def error_of(turn: Turn) -> str:
     """Return the reason why a turn is unusable, or ""."""
     if turn.reason == "aborted":
         return "was aborted by the engine"
@@ -267,8 +267,8 @@ class Player:
             writer = self.writing.pop(turn.request_id, None)
             if writer is None:
                 logger.warning("the engine returned an unknown turn %s", turn.request_id)
-            elif fault := fault_of(turn):
-                self._end(writer, StopReason.ENGINE_FAILED, f"turn {turn.request_id} of the engine {fault}")
+            elif reason := error_of(turn):
+                self._end(writer, StopReason.ENGINE_FAILED, f"turn {turn.request_id} of the engine {reason}")
             else:
                 self._take_turn(writer, turn)
 

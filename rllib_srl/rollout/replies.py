@@ -1,4 +1,4 @@
-"""Call an environment and validate its reply, inside the worker thread, where a faulty object affects no other episode.
+"""Call an environment and validate its reply, inside the worker thread, where a wrong object affects no other episode.
 
     construct(creator)   -> Constructed(creator, env, stop_strings)
     reset(env, prompt)   -> Reply(observation, info)

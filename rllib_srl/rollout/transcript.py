@@ -195,14 +195,14 @@ class ChatTranscript(Transcript):
 
     def _prompt(self) -> list[int]:
         """Return the prompt of a dummy question; check that the template shows it."""
-        fault = "omits the user's message"
+        reason = "omits the user's message"
         try:
             if _QUESTION in self._tokenizer.decode(ids := self._render([_QUESTION])):
                 return ids
         except Exception as error:  # templates may raise anything to refuse a conversation
-            fault = f"rejects a user's message ({error})"
+            reason = f"rejects a user's message ({error})"
         raise self._refused(
-            f"{fault}; expected one that takes its content as text: use prompt_format = 'text' or another template"
+            f"{reason}; expected one that takes its content as text: use prompt_format = 'text' or another template"
         )
 
     def whole(self, messages: Sequence[Message], tools: str = "", template: str = "") -> list[int]:
@@ -430,8 +430,8 @@ class ChatTranscript(Transcript):
         if (closing := self._closing_of(tail, "tool")) and closing[-1] not in (*self.end_ids, *self._closing):
             self.end_ids = (*self.end_ids, closing[-1])
 
-    def _refused(self, fault: str) -> ValueError:
-        return ValueError(f"the chat template of {_name(self._tokenizer)} {fault}")
+    def _refused(self, reason: str) -> ValueError:
+        return ValueError(f"the chat template of {_name(self._tokenizer)} {reason}")
 
 
 def _num_common(one: Sequence[int], other: Sequence[int]) -> int:

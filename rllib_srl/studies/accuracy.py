@@ -163,19 +163,19 @@ def _mean(values: np.ndarray) -> float:
 
 
 def _check(accuracy_SC: np.ndarray, learned_at_C: np.ndarray, before_C: np.ndarray | None = None) -> None:
-    faults = []
+    errors = []
     if accuracy_SC.ndim != 2 or not accuracy_SC.size:
-        faults.append(f"accuracy_SC has shape {accuracy_SC.shape}; expected [S, C] with S, C >= 1")
+        errors.append(f"accuracy_SC has shape {accuracy_SC.shape}; expected [S, C] with S, C >= 1")
     else:
         num_stages, num_domains = accuracy_SC.shape
         if learned_at_C.shape != (num_domains,):
-            faults.append(f"learned_at_C has shape {learned_at_C.shape}, accuracy_SC {num_domains} domains")
+            errors.append(f"learned_at_C has shape {learned_at_C.shape}, accuracy_SC {num_domains} domains")
         if ((learned_at_C < NEVER) | (learned_at_C >= num_stages)).any():
-            faults.append(f"learned_at_C = {learned_at_C.tolist()}; expected stages from 0 to {num_stages - 1}, or -1")
+            errors.append(f"learned_at_C = {learned_at_C.tolist()}; expected stages from 0 to {num_stages - 1}, or -1")
         if before_C is not None and np.shape(before_C) != (num_domains,):
-            faults.append(f"before_C has shape {np.shape(before_C)}, accuracy_SC {num_domains} domains")
-    if faults:
-        raise ValueError("\n".join(faults))
+            errors.append(f"before_C has shape {np.shape(before_C)}, accuracy_SC {num_domains} domains")
+    if errors:
+        raise ValueError("\n".join(errors))
 
 
 def _check_curve(time_I: np.ndarray, accuracy_I: np.ndarray) -> None:

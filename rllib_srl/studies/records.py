@@ -109,8 +109,8 @@ def read_study(directory: Path) -> Study:
     if not path.is_file():
         raise ResultsError(f"{path} does not exist; expected the results directory of a study")
     study = _parsed(_STUDIES, path.read_bytes(), str(path))
-    if faults := study.faults():
-        raise ResultsError(f"{path}: " + "; ".join(faults))
+    if errors := study.errors():
+        raise ResultsError(f"{path}: " + "; ".join(errors))
     return study
 
 
@@ -137,13 +137,13 @@ def read_trial(directory: Path, study: Study, arm: str, seed: int) -> Trial:
     for number, line in enumerate(lines, 1):
         where = f"{path}, line {number}"
         evaluations.append(evaluation := _parsed(_EVALUATIONS, line, where))
-        if fault := fault_of(evaluation, study):
-            raise ResultsError(f"{where}: {fault}")
+        if error := error_of(evaluation, study):
+            raise ResultsError(f"{where}: {error}")
     is_finished = bool(evaluations) and evaluations[-1].stage == study.num_stages - 1
     return Trial(arm, seed, tuple(evaluations), is_finished, path)
 
 
-def fault_of(evaluation: Evaluation, study: Study) -> str:
+def error_of(evaluation: Evaluation, study: Study) -> str:
     """Return why an evaluation is not one of a study, "" if it is."""
     names = [domain.name for domain in study.domains]
     if evaluation.study != study.fingerprint:
@@ -186,8 +186,8 @@ class TrialWriter:
         Raises:
             ValueError: it does not fit the study; nothing was written.
         """
-        if fault := fault_of(evaluation, self._study):
-            raise ValueError(fault)
+        if error := error_of(evaluation, self._study):
+            raise ValueError(error)
         self._file.write(_line_of(evaluation))
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -216,5 +216,5 @@ def _parsed(form: TypeAdapter[T], text: bytes, where: str) -> T:
     try:
         return form.validate_json(text)
     except ValidationError as error:
-        faults = [f"{'.'.join(map(str, entry['loc'])) or 'value'}: {entry['msg']}" for entry in error.errors()]
-        raise ResultsError(f"{where}: " + "; ".join(faults)) from None
+        errors = [f"{'.'.join(map(str, entry['loc'])) or 'value'}: {entry['msg']}" for entry in error.errors()]
+        raise ResultsError(f"{where}: " + "; ".join(errors)) from None

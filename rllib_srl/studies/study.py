@@ -68,7 +68,7 @@ class Primary:
 
 @dataclass(frozen=True)
 class Study:
-    """A study, fixed before the first trial. Invariant: `faults` is empty for a study that was written or read."""
+    """A study, fixed before the first trial. Invariant: `errors` is empty for a study that was written or read."""
 
     __pydantic_config__ = STRICT
 
@@ -84,24 +84,24 @@ class Study:
     settings: dict[str, Any] = field(default_factory=dict)  # settings of all arms, including "stream"
     format: str = FORMAT
 
-    def faults(self) -> list[str]:
+    def errors(self) -> list[str]:
         """Return error messages, one line each; [] if the study is valid."""
-        faults = [] if self.format == FORMAT else [f"format = {self.format!r}; expected {FORMAT!r}"]
+        errors = [] if self.format == FORMAT else [f"format = {self.format!r}; expected {FORMAT!r}"]
         named = {"name": [self.name], "arms": [a.name for a in self.arms], "domains": [d.name for d in self.domains]}
         for kind, names in named.items():
-            faults += [f"{kind}: {n!r}; expected letters, digits and _ . + -" for n in names if not NAME.fullmatch(n)]
+            errors += [f"{kind}: {n!r}; expected letters, digits and _ . + -" for n in names if not NAME.fullmatch(n)]
         for kind, entries in {**named, "seeds": self.seeds}.items():
             counts = Counter(entries).items()
-            faults += [f"{kind}: {entry!r} occurs {n} times; expected once" for entry, n in counts if n > 1]
+            errors += [f"{kind}: {entry!r} occurs {n} times; expected once" for entry, n in counts if n > 1]
             if not entries:
-                faults.append(f"{kind} is empty; expected at least one")
+                errors.append(f"{kind} is empty; expected at least one")
         for domain in self.domains:
             if domain.learned_at is not None and not 0 <= domain.learned_at < self.num_stages:
                 stages = f"a stage from 0 to {self.num_stages - 1}, or null"
-                faults.append(f"domain {domain.name!r}: learned_at = {domain.learned_at}; expected {stages}")
-        return faults + self._faults_of_stream() + self._faults_of_primary(named["arms"])
+                errors.append(f"domain {domain.name!r}: learned_at = {domain.learned_at}; expected {stages}")
+        return errors + self._errors_of_stream() + self._errors_of_primary(named["arms"])
 
-    def _faults_of_stream(self) -> list[str]:
+    def _errors_of_stream(self) -> list[str]:
         stages = self.settings.get("stream")
         if stages is None:  # results can be read without it
             return []
@@ -111,20 +111,20 @@ class Study:
         expected = f"{self.num_stages} stages in tokens that sum to the budget of {self.budget}"
         return [f"stream has stages of {lengths} tokens; expected {expected}"]
 
-    def _faults_of_primary(self, arms: Sequence[str]) -> list[str]:
+    def _errors_of_primary(self, arms: Sequence[str]) -> list[str]:
         primary = self.primary
         known = f"expected one of {', '.join(arms)}"
         compared, controls = (primary.treatment, *primary.controls), list(primary.controls)
-        faults = [f"primary: arm {name!r} is unknown; {known}" for name in compared if name not in arms]
+        errors = [f"primary: arm {name!r} is unknown; {known}" for name in compared if name not in arms]
         if not controls or len(set(compared)) < len(compared):
-            faults.append(f"primary: controls = {controls}; expected other arms than the treatment, once each")
+            errors.append(f"primary: controls = {controls}; expected other arms than the treatment, once each")
         comparable = [name for name, measure in MEASURES.items() if measure.better]
         unknown = [name for name in primary.measures if name not in comparable]
         if unknown or not primary.measures:
-            faults.append(f"primary: measures = {list(primary.measures)}; expected some of {', '.join(comparable)}")
+            errors.append(f"primary: measures = {list(primary.measures)}; expected some of {', '.join(comparable)}")
         if not 0 < primary.alpha <= ALPHA:
-            faults.append(f"primary: alpha = {primary.alpha:g}; expected above 0 and at most {ALPHA:g}")
-        return faults
+            errors.append(f"primary: alpha = {primary.alpha:g}; expected above 0 and at most {ALPHA:g}")
+        return errors
 
     def checked(self) -> Study:
         """Return the study itself.
@@ -132,8 +132,8 @@ class Study:
         Raises:
             ValueError: all errors, one per line.
         """
-        if faults := self.faults():
-            raise ValueError("\n".join(faults))
+        if errors := self.errors():
+            raise ValueError("\n".join(errors))
         return self
 
     @cached_property

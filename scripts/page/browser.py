@@ -30,13 +30,13 @@ class NavigatedError(BrowserError):
 
 
 class Tab:
-    """A tab. Invariant: `faults` has every error of a script and every blocked resource so far."""
+    """A tab. Invariant: `errors` has every error of a script and every blocked resource so far."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         """Drive the tab behind an open DevTools connection."""
         self._socket = socket
         self._num = 0
-        self.faults: list[dict[str, Any]] = []
+        self.errors: list[dict[str, Any]] = []
 
     async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Return the result of a method of the protocol.
@@ -52,7 +52,7 @@ class Tab:
                 raise BrowserError(f"the browser closed its connection during {method}")
             message = json.loads(received.data)
             if message.get("method") in _FAULTS:
-                self.faults.append(message["params"])
+                self.errors.append(message["params"])
             if message.get("id") == self._num:
                 if "error" in message:
                     why = str(message["error"].get("message"))

@@ -49,9 +49,9 @@ class PageHands:
             self._runner.close()
 
     @property
-    def faults(self) -> list[dict[str, Any]]:
+    def errors(self) -> list[dict[str, Any]]:
         """Errors of scripts and blocked resources so far."""
-        return self._tab.faults
+        return self._tab.errors
 
     def value(self, script: str) -> Any:
         """Return the value of a JavaScript expression."""

@@ -1,4 +1,4 @@
-"""Checks before anything starts: what settings name is looked at, quickly, once, and all faults come together."""
+"""Checks before anything starts: what settings name is looked at, quickly, once, and all errors come together."""
 
 import json
 import shutil
@@ -9,7 +9,7 @@ import pytest
 
 from rllib_srl import SRLConfig
 from rllib_srl.algorithm import checks
-from rllib_srl.algorithm.checks import early_faults
+from rllib_srl.algorithm.checks import early_errors
 from rllib_srl.algorithm.resources import PlacementError, check_machine_holds
 from rllib_srl.rollout.replies import Reply
 from tests.rollout.fakes import CHATML, make_tokenizer
@@ -56,7 +56,7 @@ def config(random_llama_dir, tmp_path, monkeypatch):
 
 
 def lines_of(config) -> list[str]:
-    """Return the faults with which `validate` refuses a config, each one line."""
+    """Return the errors with which `validate` refuses a config, each one line."""
     with pytest.raises(ValueError, match="SRLConfig is invalid:") as caught:
         config.validate()
     return [line.removeprefix("  ") for line in str(caught.value).splitlines()[1:]]
@@ -93,8 +93,8 @@ def test_prompts_that_are_too_long_are_counted_and_named(config, tmp_path, caplo
     assert "; the longest has 85. Shorten them, or set max_episode_tokens to " in line
     monkeypatch.setattr(checks, "_passed", set())
     path = rows(tmp_path / "long.jsonl", *map(json.dumps, long))
-    (fault,) = lines_of(config.environment("question_file", env_config={"path": path, "num_shots": 0}))
-    assert "tokens; expected fewer than max_episode_tokens = 48, which includes the answer" in fault
+    (error,) = lines_of(config.environment("question_file", env_config={"path": path, "num_shots": 0}))
+    assert "tokens; expected fewer than max_episode_tokens = 48, which includes the answer" in error
 
 
 def test_a_prompt_of_a_chat_is_counted_with_its_template_and_history(tmp_path):
@@ -195,7 +195,7 @@ def test_an_environment_without_heldout_prompts_is_refused_where_they_are_played
     assert line.endswith("it has no held-out prompts; expected at least one, or evaluation_interval = None")
 
 
-def test_every_fault_of_every_part_comes_in_one_round(config):
+def test_every_error_of_every_part_comes_in_one_round(config):
     config.environment(None, envs={"compare": {"num_numbers": 99}, f"{HERE}:Unmakeable": {}, "lookup": {}})
     config.env = None
     config.rl_module(model_config={"model": "nobody/nothing"}).training(group_size=1)
@@ -220,10 +220,10 @@ def test_an_environment_is_made_and_closed_once_for_the_same_settings(config):
     assert Counted.seen == ["made", "closed"] * 4
 
 
-def test_faulty_settings_of_an_environment_are_not_tried(config):
+def test_wrong_settings_of_an_environment_are_not_tried(config):
     config.environment(f"{HERE}:Stuck").env_runners(env_timeout_s=-1)
     assert lines_of(config) == ["env_timeout_s = -1; expected a number above 0"]
-    assert early_faults(config, ["env_timeout_s = -1; expected a number above 0"]) == []
+    assert early_errors(config, ["env_timeout_s = -1; expected a number above 0"]) == []
 
 
 def test_gpus_that_this_machine_lacks_are_refused_before_ray(config, monkeypatch):

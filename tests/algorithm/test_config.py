@@ -1,4 +1,4 @@
-"""SRLConfig: faults have lines and come at once, nothing unknown or unused passes, round trips change nothing."""
+"""SRLConfig: errors have lines and come at once, nothing unknown or unused passes, round trips change nothing."""
 
 import ast
 import inspect
@@ -15,13 +15,13 @@ import rllib_srl
 from rllib_srl import SRL, SRLConfig
 from rllib_srl.algorithm import settings as tables
 from rllib_srl.algorithm.resources import engine_threads
-from rllib_srl.algorithm.validation import USED, faults_of
+from rllib_srl.algorithm.validation import USED, config_errors
 
 PACKAGE = Path(rllib_srl.__file__).parent
 
 
-def test_the_defaults_are_without_fault(config):
-    assert faults_of(config) == []
+def test_the_deerrors_are_without_error(config):
+    assert config_errors(config) == []
     config.validate()
     assert config.compute_dtype in ("float32", "bfloat16") and config.engine in ("vllm", "transformers")
 
@@ -52,13 +52,13 @@ FAULTS = [
 OF_KIND = {int: (1.5, "an integer"), bool: ("yes", "True or False"), float: ("long", "a number")}
 
 
-def test_settings_of_a_plain_kind_are_checked_and_all_faults_come_at_once(config):
+def test_settings_of_a_plain_kind_are_checked_and_all_errors_come_at_once(config):
     rows = tables.SETTINGS.items()
     wrong = {name: OF_KIND[row.kind] for name, row in rows if row.kind in OF_KIND}
     wrong |= {name: ("no such", "one of") for name, row in rows if get_origin(row.kind) is Literal}
     for name, (value, _) in wrong.items():
         setattr(config, name, value)
-    lines = faults_of(config)
+    lines = config_errors(config)
     assert len(wrong) > 70
     for name, (value, expected) in wrong.items():
         (line,) = [line for line in lines if line.startswith(f"{name} = {value!r}; ")]
@@ -66,9 +66,9 @@ def test_settings_of_a_plain_kind_are_checked_and_all_faults_come_at_once(config
 
 
 @pytest.mark.parametrize(("name", "value", "expected"), FAULTS)
-def test_a_fault_yields_one_line_with_value_and_mend(config, name, value, expected):
+def test_a_error_yields_one_line_with_value_and_mend(config, name, value, expected):
     setattr(config, name, value)
-    lines = faults_of(config)
+    lines = config_errors(config)
     assert any(expected in line for line in lines), lines
     assert all("\n" not in line for line in lines)
 
@@ -95,17 +95,17 @@ OFF = {"replay_capacity": 0, "replay_revisit_fraction": 0.0}
     ({"env": None, "envs": {"compare": 3}}, "envs = {'compare': 3}; expected a mapping from the names of "),
 ])  # fmt: skip
 def test_settings_that_do_not_fit_each_other(config, settings, expected):
-    assert any(expected in line for line in faults_of(config.update_from_dict(settings)))
+    assert any(expected in line for line in config_errors(config.update_from_dict(settings)))
 
 
 def test_late_groups_need_no_memory_if_they_are_dropped(config):
-    assert faults_of(config.update_from_dict({**AHEAD, **OFF, "late": "drop", "in_flight": 20, "slice_s": 2})) == []
+    assert config_errors(config.update_from_dict({**AHEAD, **OFF, "late": "drop", "in_flight": 20, "slice_s": 2})) == []
 
 
 def test_unknown_names_are_refused_however_they_come(config):
     config.max_turn_token = 5
     config._my_note = "anything"
-    assert faults_of(config) == ["max_turn_token = 5; expected no setting of that name; did you mean max_turn_tokens?"]
+    assert config_errors(config) == ["max_turn_token = 5; expected no setting of that name; did you mean max_turn_tokens?"]
     refusal = r"replay\(\) got unknown settings:\n  spacign; .*; did you mean spacing\?\nexpected"
     with pytest.raises(TypeError, match=refusal):
         SRLConfig().replay(spacign="fsrs")
@@ -116,7 +116,7 @@ def test_unknown_names_are_refused_however_they_come(config):
 ])  # fmt: skip
 def test_a_setting_of_rllib_without_effect_here_names_what_to_use(config, name, end):
     setattr(config, name, "changed")
-    (line,) = faults_of(config)
+    (line,) = config_errors(config)
     assert line.startswith(f"{name.lstrip('_')} = 'changed'; expected ")
     assert line.endswith(f": SRL does not use {end}")
 
@@ -129,13 +129,13 @@ def test_every_public_setting_of_rllib_is_used_or_refused(config):
         if not name.startswith(("_", "callbacks_")):
             changed = config.copy(copy_frozen=False)
             setattr(changed, name, "changed")
-            assert any(line.startswith(f"{name} = ") for line in faults_of(changed)), name
+            assert any(line.startswith(f"{name} = ") for line in config_errors(changed)), name
     assert set(vars(AlgorithmConfig())) >= USED
 
 
 def test_several_agents_are_refused(config):
     config.multi_agent(policies={"a", "b"}, policy_mapping_fn=lambda *args, **kwargs: "a")
-    assert "policies = several; expected one: SRL trains a single policy" in faults_of(config)
+    assert "policies = several; expected one: SRL trains a single policy" in config_errors(config)
 
 
 def test_a_grouped_method_sets_its_settings():
@@ -236,14 +236,14 @@ def test_engines_share_the_cores_unless_openmp_is_told_otherwise(monkeypatch, gi
     assert engine_threads(num_engines) == expected
 
 
-@pytest.mark.parametrize(("name", "fault"), [
+@pytest.mark.parametrize(("name", "error"), [
     ("contrib.tracker:wandb", "did you mean 'contrib.trackers'?"),
     ("contrib.trackers:wand", "has no 'wand'; it has "),
     ("math:sqrt", "expected a subclass of RLlibCallback, got"),
 ])  # fmt: skip
-def test_callbacks_are_named_and_a_wrong_name_is_one_line(name, fault):
+def test_callbacks_are_named_and_a_wrong_name_is_one_line(name, error):
     found = SRLConfig().callbacks(["contrib.trackers:wandb", RLlibCallback]).callbacks_class
     assert [one.__name__ for one in found] == ["Wandb", "RLlibCallback"]
     with pytest.raises(ValueError, match=r"^callbacks = ") as caught:
         SRLConfig().update_from_dict({"callbacks": name})
-    assert fault in str(caught.value) and "\n" not in str(caught.value)
+    assert error in str(caught.value) and "\n" not in str(caught.value)

@@ -3,7 +3,7 @@
 import pytest
 
 from rllib_srl import SRLConfig
-from rllib_srl.algorithm.validation import faults_of
+from rllib_srl.algorithm.validation import config_errors
 from rllib_srl.cli.shared.settings import all_settings
 from rllib_srl.common.foreign_names import FLAGS, FOREIGN, in_place_of
 
@@ -49,7 +49,7 @@ def test_the_config_gives_the_same_advice_however_names_come():
     ]
     with pytest.raises(TypeError, match=r"env_runners\(\) .*\n  rollout_n; "):
         SRLConfig().env_runners(rollout_n=4)
-    lines = faults_of(SRLConfig().environment("compare").update_from_dict({"learning_rate": 1e-5, "rollout.n": 8}))
+    lines = config_errors(SRLConfig().environment("compare").update_from_dict({"learning_rate": 1e-5, "rollout.n": 8}))
     assert lines == [
         "learning_rate = 1e-05; expected no setting of that name; use lr",
         "rollout.n = 8; expected no setting of that name; use group_size",

@@ -10,7 +10,7 @@ from rllib_srl.algorithm.gpu_memory import (
     check_memory,
     engine_need,
     learner_need,
-    memory_faults,
+    memory_errors,
     variant,
     variants,
 )
@@ -128,7 +128,7 @@ def test_known_answers():
     """Full training of 8B needs 16 bytes for each parameter: no one card; 1.5B trains on one of 80 GiB."""
 
     def fits(size, num_gpus, gib, **changes):
-        return not variant(SHAPES[size], flat(), "", num_gpus, gib * GIB, **changes).faults
+        return not variant(SHAPES[size], flat(), "", num_gpus, gib * GIB, **changes).errors
 
     assert fits("1.5B", 1, 80) and fits("0.5B", 1, 24) and not fits("1.5B", 1, 24)
     assert not fits("8B", 2, 141) and fits("8B", 2, 80, lora_rank=16)
@@ -138,7 +138,7 @@ def test_known_answers():
 def test_what_fits_on_a_card_fits_on_a_larger_one():
     for shape in SHAPES.values():
         for num_gpus in (1, 2, 5):
-            by_card = [[not one.faults for one in variants(shape, flat(), num_gpus, gib * GIB)] for gib in CARDS]
+            by_card = [[not one.errors for one in variants(shape, flat(), num_gpus, gib * GIB)] for gib in CARDS]
             assert by_card == sorted(by_card)
 
 
@@ -159,26 +159,26 @@ def test_a_run_that_does_not_fit_is_refused_with_what_to_change():
 
 def test_an_engine_that_does_not_fit_its_share_is_refused():
     config = flat(num_gpus_per_env_runner=0.6, num_gpus_per_learner=0.4, colocate=True, lora_rank=16)
-    (line, *_) = memory_faults(SHAPES["8B"], config, 24 * GIB)
+    (line, *_) = memory_errors(SHAPES["8B"], config, 24 * GIB)
     assert line.startswith("an engine needs 1") and "within engine_memory_utilization = 0.45 of a GPU of 24 GiB" in line
 
 
 def test_turns_are_advised_where_they_make_room():
     """A learner of 3B beside an engine that keeps .45 of the card; 8B would not fit beside a sleeping one either."""
     config = flat(num_gpus_per_env_runner=0.6, num_gpus_per_learner=0.4, colocate=False, activation_checkpointing=True)
-    (line,) = memory_faults(SHAPES["3B"], config, 80 * GIB)
+    (line,) = memory_errors(SHAPES["3B"], config, 80 * GIB)
     assert "next to an engine that keeps 36.0 GiB" in line and "; expected colocate = True, lora_rank = 16, " in line
     config.colocate = True
-    assert list(memory_faults(SHAPES["3B"], config, 80 * GIB)) == []
+    assert list(memory_errors(SHAPES["3B"], config, 80 * GIB)) == []
     config.colocate = False
-    (line, *_) = memory_faults(SHAPES["8B"], config, 80 * GIB)
+    (line, *_) = memory_errors(SHAPES["8B"], config, 80 * GIB)
     assert "; expected lora_rank = 16, " in line
 
 
 def test_colocation_counts_both_when_weights_are_tested():
     config = flat(num_gpus_per_env_runner=0.6, num_gpus_per_learner=0.4, engine_memory_utilization=0.9)
     config.colocate = True
-    lines = list(memory_faults(SHAPES["1.5B"], config, 80 * GIB))
+    lines = list(memory_errors(SHAPES["1.5B"], config, 80 * GIB))
     assert lines == [
         "learner and engine need 85.5 GiB together when weights are tested on a GPU of 80 GiB; expected "
         "a lower engine_memory_utilization, or a GPU for each"

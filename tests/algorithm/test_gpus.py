@@ -12,7 +12,7 @@ from rllib_srl.algorithm import config as config_module
 from rllib_srl.algorithm.gpu_memory import GIB, fit_awake
 from rllib_srl.algorithm.model_shape import SHAPES
 from rllib_srl.algorithm.resources import GpuShares, gpu_shares
-from rllib_srl.algorithm.validation import faults_of
+from rllib_srl.algorithm.validation import config_errors
 from rllib_srl.rollout.env_runner import LLMEnvRunner
 
 COLOCATED = GpuShares(0.6, 0.4, is_colocated=True)
@@ -36,7 +36,7 @@ def test_given_shares_stay_and_the_other_side_gets_what_is_left():
 
 def test_a_search_that_cannot_run_on_a_card_is_refused(config):
     config.env_runners(num_env_runners=0).replay(diversity_coeff=0.5, diversity_device="gpu")
-    assert "expected 'cpu': the memory needs its own process" in "\n".join(faults_of(config))
+    assert "expected 'cpu': the memory needs its own process" in "\n".join(config_errors(config))
 
 
 def settled(config, monkeypatch, num_gpus, gib=None):
@@ -127,7 +127,7 @@ def test_the_number_format_is_that_of_the_devices(config, monkeypatch):
     assert settled(config, monkeypatch, 2).compute_dtype == "float32"  # the learner is on the CPU
 
 
-def test_too_many_processes_are_one_fault_among_others(config, monkeypatch):
+def test_too_many_processes_are_one_error_among_others(config, monkeypatch):
     config.env_runners(num_env_runners=5).training(group_size=1)
     with pytest.raises(ValueError, match="group_size = 1") as caught:
         settled(config, monkeypatch, 2)
@@ -158,12 +158,12 @@ def with_gpus(config, settings):
 
 @pytest.mark.parametrize(("settings", "expected"), REFUSED)
 def test_what_would_hang_or_fail_on_gpus_is_refused_before(config, settings, expected):
-    assert any(expected in line for line in faults_of(with_gpus(config, settings)))
+    assert any(expected in line for line in config_errors(with_gpus(config, settings)))
 
 
 @pytest.mark.parametrize("settings", ACCEPTED)
 def test_what_works_on_gpus_is_accepted(config, settings):
-    assert faults_of(with_gpus(config, settings)) == []
+    assert config_errors(with_gpus(config, settings)) == []
 
 
 def test_vllm_built_for_gpus_needs_one(config, monkeypatch):

@@ -4,7 +4,7 @@ import pytest
 
 from rllib_srl import SRLConfig
 from rllib_srl.algorithm.named import ALGORITHMS, MEMORIES
-from rllib_srl.algorithm.validation import faults_of, warnings_of
+from rllib_srl.algorithm.validation import config_errors, warnings_of
 from rllib_srl.batch.advantages import OVERLONG_SHARE
 from rllib_srl.cli import train
 from rllib_srl.cli.shared.settings import build_config, given_settings
@@ -23,7 +23,7 @@ def values_of(config: SRLConfig) -> dict:
 @pytest.mark.parametrize(("method", "name"), BY_NAME)
 def test_a_name_is_valid_and_the_same_in_python_in_tune_and_as_a_flag(method, name):
     made = getattr(config(), method)(name)
-    assert faults_of(made) == [] and warnings_of(made) == []
+    assert config_errors(made) == [] and warnings_of(made) == []
     key = "replay" if method == "replay" else "algorithm"
     assert values_of(config().update_from_dict({key: name})) == values_of(made)
     flags = given_settings(train.main.parse(["--env", "compare", "--model", "tiny", f"--{key}", name]))

@@ -54,7 +54,7 @@ def test_the_rows_of_an_object_are_written_to_a_private_file(kind, tmp_path: Pat
     assert data_settings(ROWS) == settings  # named by its content
 
 
-@pytest.mark.parametrize(("given", "settings", "fault"), [
+@pytest.mark.parametrize(("given", "settings", "error"), [
     (3, {}, "data is a int; expected a file, a hub id, or an object that yields rows"),
     ({"train": ROWS}, {}, "data has the parts train; expected one of them: data[...]"),
     ([], {}, "data has no rows; expected questions"),
@@ -62,10 +62,10 @@ def test_the_rows_of_an_object_are_written_to_a_private_file(kind, tmp_path: Pat
     ([{"question": "2?", "image": object()}], {}, "data: row 1 is not JSON: Object of type object"),
     ("my.jsonl", {"split": "test"}, "split = 'test' with data = 'my.jsonl'; expected it only with a folder"),
 ])  # fmt: skip
-def test_data_that_cannot_be_used_is_named(given, settings, fault: str) -> None:
+def test_data_that_cannot_be_used_is_named(given, settings, error: str) -> None:
     with pytest.raises(ValueError) as caught:
         data_settings(given, **settings)
-    assert fault in str(caught.value)
+    assert error in str(caught.value)
 
 
 def test_functions_become_import_paths() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from rllib_srl import SRLConfig
 from rllib_srl.algorithm.settings import SETTINGS
-from rllib_srl.algorithm.validation import faults_of, warnings_of
+from rllib_srl.algorithm.validation import config_errors, warnings_of
 from rllib_srl.cli.shared.flags import add_settings
 from rllib_srl.cli.shared.settings import SettingsError, all_settings, given_settings
 
@@ -69,10 +69,10 @@ def test_each_setting_that_belongs_to_another_is_listed():
 def test_a_setting_is_refused_without_the_one_that_it_belongs_to(config, name):
     value, beside = BELONGING[name]
     default = {"tis_clip_max": {"correction": "none"}}.get(name, {})
-    (line,) = faults_of(config.copy(copy_frozen=False).update_from_dict({name: value, **default}))
+    (line,) = config_errors(config.copy(copy_frozen=False).update_from_dict({name: value, **default}))
     needed = SETTINGS[name].needs[0]
     assert line.startswith(f"{name} = {value!r} with {needed} = ") and f"; expected it only with {needed} " in line
-    assert faults_of(config.update_from_dict({name: value, **beside})) == []
+    assert config_errors(config.update_from_dict({name: value, **beside})) == []
 
 
 @pytest.mark.parametrize(("settings", "expected"), [
@@ -81,16 +81,16 @@ def test_a_setting_is_refused_without_the_one_that_it_belongs_to(config, name):
     ({"replay_selection_config": {"kappa": 1}}, "expected none: it has no parameters"),
 ])  # fmt: skip
 def test_a_wrong_parameter_of_a_rule_has_one_line(config, settings, expected):
-    (line,) = faults_of(config.update_from_dict(settings))
+    (line,) = config_errors(config.update_from_dict(settings))
     assert line.startswith(f"{[*settings][-1]} = ") and expected in line
 
 
 def test_rules_of_groups_are_refused_with_groups_of_one():
     config = SRLConfig().environment("compare").training(group_size=1, advantage="posterior")
     config.replay(selection="per", selection_config={"alpha": 1.0})
-    (line,) = faults_of(config)
+    (line,) = config_errors(config)
     assert line.startswith("replay_selection = 'per' with group_size = 1; expected ")
-    assert faults_of(config.training(group_size=2)) == []
+    assert config_errors(config.training(group_size=2)) == []
 
 
 def test_settings_without_draws_are_warned_of():
@@ -98,7 +98,7 @@ def test_settings_without_draws_are_warned_of():
     starts = [f"replay_{name} = {value!r} has no effect" for name, value in (("max_uses", 9), ("selection", "per"))]
     assert [line.partition(" with")[0] for line in warnings_of(config)] == starts
     drawn = config.replay(revisit_fraction=0.1, reuse_fraction=0.1)
-    assert warnings_of(drawn) == [] and faults_of(drawn) == []
+    assert warnings_of(drawn) == [] and config_errors(drawn) == []
 
 
 def test_warnings_have_the_users_names_and_are_logged_once(caplog, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_srl.algorithm.validation import faults_of
+from rllib_srl.algorithm.validation import config_errors
 from rllib_srl.batch.advantages import AdvantageEstimator, group_relative
 from rllib_srl.batch.posterior import NO_HISTORY, baseline, posterior, predicted
 from rllib_srl.losses.settings import LossSettings
@@ -138,14 +138,14 @@ def config(config):
 
 
 def test_the_name_alone_and_parameters_are_accepted_with_a_memory(config):
-    assert faults_of(config) == []
-    (fault,) = faults_of(config.copy(copy_frozen=False).replay(capacity=0, revisit_fraction=0.0, reuse_fraction=0.0))
-    assert fault == "advantage = 'posterior' with replay_capacity = 0; expected a memory, which keeps the history"
+    assert config_errors(config) == []
+    (error,) = config_errors(config.copy(copy_frozen=False).replay(capacity=0, revisit_fraction=0.0, reuse_fraction=0.0))
+    assert error == "advantage = 'posterior' with replay_capacity = 0; expected a memory, which keeps the history"
     assert (config.loss_settings().prior_weight, config.loss_settings().min_surprise) == (2.0, 0.1)
     config.training(advantage="posterior", prior_weight=3.0, min_surprise=0.0, surprise_scale="none")
     settings = config.loss_settings()
     assert (settings.prior_weight, settings.min_surprise, settings.surprise_scale) == (3.0, 0.0, "none")
-    assert faults_of(config.training(group_size=1).replay(reuse_fraction=0)) == []
+    assert config_errors(config.training(group_size=1).replay(reuse_fraction=0)) == []
     assert config.replay_settings().min_graded == 1  # a group of one is graded
     assert config.training(group_size=8).replay_settings().min_graded == 2
 
@@ -161,6 +161,6 @@ BAD = [
 @pytest.mark.parametrize("training, message", BAD)
 def test_what_does_not_fit_is_refused_in_one_line(config, training, message):
     if training.get("group_size") == 1:
-        config.replay(reuse_fraction=0.0)  # the default would be a second fault
-    faults = faults_of(config.training(**training))
-    assert len(faults) == 1 and message in faults[0], faults
+        config.replay(reuse_fraction=0.0)  # the default would be a second error
+    errors = config_errors(config.training(**training))
+    assert len(errors) == 1 and message in errors[0], errors

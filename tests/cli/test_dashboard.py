@@ -109,7 +109,7 @@ def test_the_command_in_a_browser(run: Path) -> None:
                 stream.write(json.dumps(row(5, 1.0)) + "\n")
             await tab.until("document.body.innerText.includes('5 of 9 iterations')")
             assert await tab.value("location.search") == ""  # the token is gone from the address
-            assert tab.faults == []
+            assert tab.errors == []
 
     with served(run) as address:
         with pytest.raises(urllib.error.HTTPError, match="401"):

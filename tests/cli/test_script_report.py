@@ -90,7 +90,7 @@ def test_any_values_can_be_drawn(tmp_path: Path, values: list[float]) -> None:
     assert to_html(page_of_run(RunFacts.read(tmp_path), 0))
 
 
-def test_faults_and_signs_are_counted(run: Path) -> None:
+def test_errors_and_signs_are_counted(run: Path) -> None:
     assert list(RunFacts.read(run).warnings()) == [
         "iterations with nothing to train on: 2",
         "25% of the episodes ran out of tokens",

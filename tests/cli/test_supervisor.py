@@ -181,7 +181,7 @@ def killed(tmp_path: Path, kinds: list[str], phases: tuple[str, ...]) -> list[in
     )  # fmt: skip
     rows = [json.loads(line) for line in said.stdout.splitlines()]
     print(said.stdout, said.stderr)  # whole where it fails: a run that ends otherwise says why
-    assert [(row["kind"], row["kills"], row["faults"]) for row in rows] == [(kind, len(phases), []) for kind in kinds]
+    assert [(row["kind"], row["kills"], row["errors"]) for row in rows] == [(kind, len(phases), []) for kind in kinds]
     assert said.returncode == 0
     return [row["new_starts"] for row in rows]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rllib_srl.algorithm.validation import faults_of
+from rllib_srl.algorithm.validation import config_errors
 from rllib_srl.cli import train
 from rllib_srl.cli.shared.settings import build_config, given_settings
 from rllib_srl.common.environments import resolve
@@ -38,7 +38,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("form", ["my_rule:double", "my_rule.py:double", "{here}/my_rule.py:double"])
 def test_a_rule_and_a_reward_are_found_in_the_same_ways(here: Path, form: str) -> None:
     rules, name = Rules("kind", {"single": lambda x: x}), form.format(here=here)
-    assert rules.fault(name) == "" and rules.named(name)(4) == 8
+    assert rules.error(name) == "" and rules.named(name)(4) == 8
     assert load_function(name) is rules.named(name)  # one file is imported once
 
 
@@ -55,10 +55,10 @@ def test_a_file_of_the_current_directory_comes_before_an_installed_module(here: 
 
 
 def test_a_missing_module_says_where_it_was_looked_for(here: Path) -> None:
-    said = Rules("kind", {}).fault("my_rulle:double")
+    said = Rules("kind", {}).error("my_rulle:double")
     assert said.endswith(f"no module 'my_rulle', neither in the current directory {here} nor installed")
     (here / "needy.py").write_text("import not_there_\n")
-    assert Rules("kind", {}).fault("needy:f").endswith("imported: ModuleNotFoundError: No module named 'not_there_'")
+    assert Rules("kind", {}).error("needy:f").endswith("imported: ModuleNotFoundError: No module named 'not_there_'")
 
 
 def test_settings_keep_the_absolute_file(here: Path) -> None:
@@ -95,4 +95,4 @@ def test_a_rule_of_the_command_line_is_found_again_from_another_directory(here: 
     (other := here / "other").mkdir()
     monkeypatch.chdir(other)
     config = build_config(values)
-    assert faults_of(config) == [] and CLIP_RULES.named(config.clip_rule)(21, None) == 42
+    assert config_errors(config) == [] and CLIP_RULES.named(config.clip_rule)(21, None) == 42

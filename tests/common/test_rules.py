@@ -24,10 +24,10 @@ def test_a_method_of_contrib_is_loaded_when_it_is_named(tmp_path: Path, monkeypa
     assert "rllib_srl.contrib.doubling" not in sys.modules
     assert rules.named("contrib.doubling")(4) == 8
     assert rules.named("contrib.doubling:tripling")(4) == 12
-    assert rules.fault("doubling") == "expected one of 'single', 'module:rule'; did you mean 'contrib.doubling'?"
+    assert rules.error("doubling") == "expected one of 'single', 'module:rule'; did you mean 'contrib.doubling'?"
     listed = ", ".join(map(repr, contrib_files()))
-    assert rules.fault("contrib.dubling") == f"expected one of {listed}; did you mean 'contrib.doubling'?"
-    assert "has no 'other'; it has doubling, tripling" in rules.fault("contrib.doubling:other")
+    assert rules.error("contrib.dubling") == f"expected one of {listed}; did you mean 'contrib.doubling'?"
+    assert "has no 'other'; it has doubling, tripling" in rules.error("contrib.doubling:other")
     sys.modules.pop("rllib_srl.contrib.doubling")
 
 

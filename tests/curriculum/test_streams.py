@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_srl.algorithm.validation import faults_of
+from rllib_srl.algorithm.validation import config_errors
 from rllib_srl.common.callbacks import SRLCallback
 from rllib_srl.curriculum.prompts import PromptSource
-from rllib_srl.curriculum.streams import Progress, make_stream, stream_faults
+from rllib_srl.curriculum.streams import Progress, make_stream, stream_errors
 from rllib_srl.tune_configs.streams import STREAMS, scaled
 from rllib_srl.types import Prompt
 from tests.envs.table import entry_points
@@ -186,13 +186,13 @@ def test_bad_streams_are_refused(spec, message):
 def test_validate_reports_a_stream(random_llama_dir, tmp_path):
     config = small_config(random_llama_dir, tmp_path).environment(stream=[{"env": "nowhere", "iterations": 2}])
     config.mixture = {"x": 1.0}
-    told = "\n".join(faults_of(config))
+    told = "\n".join(config_errors(config))
     assert "env = 'tests.small_envs:Even'; expected it unset with stream" in told
     assert "mixture = {'x': 1.0}; expected it unset with stream" in told
     assert "stream: environment 'nowhere' is unknown" in told
     config.stream = [{"env": "nowhere"}, {"env": "b", "tokens": 0}]
-    assert sum("lasts" in line for line in faults_of(config)) == 2
-    assert len(stream_faults([{"env": "a", "x": 1}, {"env": 3}, {"env": "b", "env_config": 3}])) == 3
+    assert sum("lasts" in line for line in config_errors(config)) == 2
+    assert len(stream_errors([{"env": "a", "x": 1}, {"env": 3}, {"env": "b", "env_config": 3}])) == 3
 
 
 def test_the_envs_of_a_stream_have_thousands_of_questions():

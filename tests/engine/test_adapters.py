@@ -13,7 +13,7 @@ from rllib_srl.engine.canary import FP32_MAX_GAP
 from rllib_srl.engine.fingerprint import unmoved
 from rllib_srl.engine.model_dir import load_config
 from tests.engine.small_llama import CONTEXT_LENGTH, Learner, moved
-from tests.engine.test_faults import noise_of, run_self_test, tampered
+from tests.engine.test_errors import noise_of, run_self_test, tampered
 
 SPEC = AdapterSpec(4, 6.0, ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj"))  # parts of stacked matrices, too
 ONE = "model.layers.1.self_attn.v_proj.lora_B.weight"

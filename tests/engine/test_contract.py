@@ -262,7 +262,7 @@ def test_a_context_beyond_the_models_positions_is_refused_before_anything_starts
         make_engine(kind, random_llama_dir, context_length=4096)
 
 
-def test_unfit_sampling_is_refused_with_all_faults() -> None:
+def test_unfit_sampling_is_refused_with_all_errors() -> None:
     with pytest.raises(ValueError, match=r"max_tokens = 0.*temperature = -1.*stop = 'x'"):
         Sampling(max_tokens=0, temperature=-1, stop="x")
 

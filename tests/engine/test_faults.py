@@ -104,7 +104,7 @@ def swapped_keys_and_values(name: str, tensor: torch.Tensor) -> list[tuple[str, 
 
 
 def caught_by_canary(engine: Engine, learner: Learner, healthy: CanaryGap) -> bool:
-    """Say whether the check after an ordinary, large update sees the fault."""
+    """Say whether the check after an ordinary, large update sees the error."""
     engine.load_weights(learner.pack(1, scale=0.1))
     gap = CanaryGap.between(engine.score(learner.sequences), learner.score(scale=0.1))
     try:
@@ -134,17 +134,17 @@ def test_a_stale_tied_head_is_caught(engine: Engine, learner: Learner, monkeypat
     assert caught_by_canary(engine, learner, healthy)
 
 
-@pytest.mark.parametrize("fault", ["a stale layer", "swapped keys and values", "a skipped sync"])
-def test_a_fault_is_caught_by_self_test_and_canary(engine, learner, monkeypatch, fault: str) -> None:
+@pytest.mark.parametrize("error", ["a stale layer", "swapped keys and values", "a skipped sync"])
+def test_a_error_is_caught_by_self_test_and_canary(engine, learner, monkeypatch, error: str) -> None:
     healthy = CanaryGap.between(engine.score(learner.sequences), learner.score())
-    if fault == "a skipped sync":
+    if error == "a skipped sync":
         monkeypatch.setattr(engine, "load_weights", lambda bundle: setattr(engine, "version", bundle.version))
     else:
-        tampered(monkeypatch, engine, stale_layer if fault == "a stale layer" else swapped_keys_and_values)
+        tampered(monkeypatch, engine, stale_layer if error == "a stale layer" else swapped_keys_and_values)
     with pytest.raises(WeightSyncError) as caught:
         run_self_test(engine, learner)
-    assert fault.startswith("swapped") or "did not take the weights sent" in str(caught.value)
-    if fault == "a stale layer":
+    assert error.startswith("swapped") or "did not take the weights sent" in str(caught.value)
+    if error == "a stale layer":
         assert caught.value.tensors and all(name.startswith(LAYER) for name in caught.value.tensors)
     assert caught_by_canary(engine, learner, healthy)
 

@@ -91,7 +91,7 @@ def test_flipped_bits_truncated_buffers_and_swapped_contents_are_named() -> None
     assert caught.value.tensors == ("a", "b")
 
 
-def test_verify_against_the_model_names_every_fault_at_once() -> None:
+def test_verify_against_the_model_names_every_error_at_once() -> None:
     bundle = pack([("a", torch.ones(2, 3)), ("odd", torch.ones(1))], version=2, dtype="float32")
     with pytest.raises(WeightSyncError) as caught:
         verify(bundle, {"a": (3, 2), "lost": (4,)}, dtype="bfloat16")

@@ -13,7 +13,7 @@ import pyarrow.ipc
 import pytest
 
 from rllib_srl.algorithm.own_data import data_settings, names_data_set
-from rllib_srl.envs.math.data_files import RowFault, rows_of
+from rllib_srl.envs.math.data_files import RowError, rows_of
 from rllib_srl.envs.math.data_place import files_in, local_files
 from rllib_srl.envs.math.question_file import QuestionFile
 from tests.envs.questions import asked, write
@@ -84,7 +84,7 @@ def test_a_folder_of_shards_is_one_data_set(tmp_path, monkeypatch, kind) -> None
     assert (asked(env), env.domain) == (WHOLE, "shards")
 
 
-def test_a_fault_in_a_folder_names_its_file(tmp_path) -> None:
+def test_a_error_in_a_folder_names_its_file(tmp_path) -> None:
     (tmp_path / "a.jsonl").write_bytes(lines(ROWS[:3]))
     (tmp_path / "b.jsonl").write_bytes(lines([*ROWS[3:], {"question": "q"}]))
     with pytest.raises(ValueError, match="row 4 of b.jsonl, field 'answer' is missing"):
@@ -170,7 +170,7 @@ def test_a_row_that_is_too_long_is_left_out_alone(tmp_path, name) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert (found[1], found[3]) == (ROWS[0], ROWS[1]) and peak < 80 << 20
-    assert isinstance(found[2], RowFault) and "expected" in str(found[2])
+    assert isinstance(found[2], RowError) and "expected" in str(found[2])
     env = QuestionFile({"path": str(tmp_path / name), "num_shots": 0, "bad_rows": "skip"})
     assert (env.num_questions, env.num_skipped) == (2, 1)
 

@@ -168,7 +168,7 @@ def test_wrong_turns_by_hand():
     assert env.step(f"Tool: {next(iter(env._tools))}()\n")[1] == 0.0
 
 
-def test_a_file_is_played_and_its_faults_are_named(tmp_path):
+def test_a_file_is_played_and_its_errors_are_named(tmp_path):
     row = {"id": "a", "question": [[{"role": "user", "content": "Two nights in Oslo"}]], "function": [BOOK]}
     answer = {"id": "a", "ground_truth": [WANTED]}
     questions, answers = tmp_path / "q.json", tmp_path / "a.json"
@@ -178,7 +178,7 @@ def test_a_file_is_played_and_its_faults_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"q.json, row 2: field ground_truth of its answer.*\(and 1 more\)"):
         FunctionCall(settings)
     env = FunctionCall({**settings, "bad_rows": "skip"})
-    assert (env.num_questions, len(env.row_faults)) == (1, 2)
+    assert (env.num_questions, len(env.row_errors)) == (1, 2)
     env.reset(options={"prompt_id": "a"})
     assert env.step("Tool: book('Oslo', nights=2)\n")[1] == 1.0
     unfit = {"id": "a", "ground_truth": [{"book": {"city": [], "nights": [2]}}]}

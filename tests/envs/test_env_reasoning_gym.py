@@ -43,13 +43,13 @@ def test_every_verifiable_dataset_pays_its_answers_and_nothing_else():
 
     names = sorted(set(DATASETS) - set(REFUSED))
     assert len(names) >= 103
-    faults = []
+    errors = []
     for name in names:
         try:
             play_dataset(name)
-        except (AssertionError, ValueError) as fault:
-            faults.append(f"{name}: {fault}"[:500])
-    assert not faults, "\n".join(faults)
+        except (AssertionError, ValueError) as error:
+            errors.append(f"{name}: {error}"[:500])
+    assert not errors, "\n".join(errors)
 
 
 def test_entries_without_an_answer_are_left_out():

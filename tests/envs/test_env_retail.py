@@ -199,7 +199,7 @@ def test_a_customer_that_is_asked_says_what_is_asked_for_first(folder):
     assert env.step("<answer>May I have your email?</answer>")[0] == "\nCustomer: You forgot your email.\n"
     assert env.step("<answer>Then your zip code.</answer>")[0] == "\nCustomer: You are Ann Lee, zip 0150.\n"
     gold = env.gold_turns("0")
-    assert env.step(gold[3])[1:] == (0.0, False, False, {"num_calls": 1, "num_call_faults": 0})
+    assert env.step(gold[3])[1:] == (0.0, False, False, {"num_calls": 1, "num_call_errors": 0})
     assert env.step("<answer>Shall I?</answer>")[0] == "\nCustomer: Yes, please go ahead.\n"
     assert env.step("<answer>Done.</answer>") == ("", 1.0, True, False, {})
     assert earned(env, "0", *gold) == 1.0

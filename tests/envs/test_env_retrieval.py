@@ -48,7 +48,7 @@ def test_the_facts_of_a_seed_hold_together_and_a_person_is_in_one_split():
     assert not subjects["train"] & subjects["heldout"]
 
 
-def test_files_are_played_and_their_faults_are_named(tmp_path):
+def test_files_are_played_and_their_errors_are_named(tmp_path):
     corpus, questions = tmp_path / "corpus.jsonl", tmp_path / "questions.jsonl"
     documents = [{"title": "Oslo", "text": "Oslo is in Norway."}, {"id": 1, "contents": '"Riga"\nRiga is in Latvia.'}]
     corpus.write_text("\n".join(map(json.dumps, documents)))
@@ -70,4 +70,4 @@ def test_files_are_played_and_their_faults_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"again.jsonl, row 3: field 'answer'; expected text.*\(and 1 more\)"):
         Retrieval(settings)
     env = Retrieval({**settings, "bad_rows": "skip"})
-    assert (env.num_questions, len(env.row_faults)) == (2, 2)
+    assert (env.num_questions, len(env.row_errors)) == (2, 2)

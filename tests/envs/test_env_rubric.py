@@ -115,7 +115,7 @@ def test_a_judge_that_is_late_ends_the_episode_without_a_grade():
         assert step == ("", 0.0, False, True, {"stop_reason": "env_timeout"})
 
 
-@pytest.mark.parametrize(("reply", "status", "fault"), [
+@pytest.mark.parametrize(("reply", "status", "error"), [
     (message('{"words": 4, "length": 4, "form": 4}'), 500, "answered 500"),
     (b"<html>", 200, "holds no message"),
     (b"[" * 100_000, 200, "holds no message"),
@@ -125,8 +125,8 @@ def test_a_judge_that_is_late_ends_the_episode_without_a_grade():
     (message('{"words": 4}'), 200, "length = None; expected"),
     (b" " * (posting.MOST_BYTES + 2), 200, "more than"),
 ])  # fmt: skip
-def test_a_judge_that_fails_says_so(reply, status, fault):
-    with endpoint(reply, status) as (url, _), pytest.raises(JudgeError, match=fault) as caught:
+def test_a_judge_that_fails_says_so(reply, status, error):
+    with endpoint(reply, status) as (url, _), pytest.raises(JudgeError, match=error) as caught:
         played(" A lamp.\n", judge=url, judge_model="m", deadline_s=30.0)
     assert not isinstance(caught.value, JudgeTimeoutError)
 

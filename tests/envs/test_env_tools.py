@@ -79,7 +79,7 @@ def test_an_episode_by_hand():
     assert shot == f"Question: {a} + {b}?\nTool: add(a={a}, b={b})\nResult: {total}\nAnswer: {total}"
     assert asked == "Question: 2 + 3?\n"
     assert env.step("Tool: add(2, b=3)\n") == (
-        "Result: 5\n", 0.0, False, False, {"num_calls": 1, "num_call_faults": 0},
+        "Result: 5\n", 0.0, False, False, {"num_calls": 1, "num_call_errors": 0},
     )  # fmt: skip
     assert env.step("Answer: 5\n") == ("", 1.0, True, False, {})
 
@@ -91,7 +91,7 @@ def test_an_episode_by_hand():
 ])  # fmt: skip
 def test_a_call_that_does_not_fit_is_answered_and_the_episode_goes_on(turn, said):
     env = playing()
-    assert env.step(turn) == (said, 0.0, False, False, {"num_calls": 1, "num_call_faults": 1})
+    assert env.step(turn) == (said, 0.0, False, False, {"num_calls": 1, "num_call_errors": 1})
     assert env.step("Answer: 5\n")[1:3] == (1.0, True)
 
 

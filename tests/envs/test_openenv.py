@@ -1,4 +1,4 @@
-"""The environment `openenv_experimental` against real servers with their faults."""
+"""The environment `openenv_experimental` against real servers with their errors."""
 
 import json
 import random
@@ -45,24 +45,24 @@ ODD = {"garbage": "{", "odd": '{"type": "observation", "data": {"done": 3}}'}
 
 
 def hold_session(socket: Any) -> None:
-    """Answer one client, with the fault that the path names."""
-    fault, guess = socket.request.path.split("/")[1], Guess()
+    """Answer one client, with the reason that the path names."""
+    reason, guess = socket.request.path.split("/")[1], Guess()
     for asked in map(json.loads, socket):
         kind, data = asked["type"], asked.get("data", {})
-        if kind == "close" or (kind, fault) == ("step", "gone"):
+        if kind == "close" or (kind, reason) == ("step", "gone"):
             return
-        if kind == "step" and fault == "late":
+        if kind == "step" and reason == "late":
             ENDED.wait(LATE_S)
-        if (kind, fault) == ("reset", "busy") and BUSY[0] > 0:
+        if (kind, reason) == ("reset", "busy") and BUSY[0] > 0:
             BUSY[0] -= 1
             answer = {"type": "error", "data": {"code": "CAPACITY_REACHED", "message": "full"}}
         else:
             try:
-                shown = guess.reset(data, fault != "unseeded") if kind == "reset" else guess.step(data)
+                shown = guess.reset(data, reason != "unseeded") if kind == "reset" else guess.step(data)
                 answer = {"type": "observation", "data": shown}
             except ValueError as error:
                 answer = {"type": "error", "data": {"code": "VALIDATION_ERROR", "message": str(error)}}
-        socket.send(ODD[fault] if kind == "step" and fault in ODD else json.dumps(answer))
+        socket.send(ODD[reason] if kind == "step" and reason in ODD else json.dumps(answer))
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +78,8 @@ def make(port: int) -> Iterator[Any]:
     openenv._checked.clear()
     made: list[OpenEnv] = []
 
-    def build(fault: str = "plain", **settings: Any) -> OpenEnv:
-        url = f"ws://127.0.0.1:{port}/{fault}/ws"
+    def build(reason: str = "plain", **settings: Any) -> OpenEnv:
+        url = f"ws://127.0.0.1:{port}/{reason}/ws"
         how = {"action": {"message": "{turn}"}, "observation": "said.text", "low": -0.3, "timeout_s": TIMEOUT_S}
         made.append(OpenEnv({"url": url, **how, **settings}))
         return made[-1]
@@ -120,16 +120,16 @@ def test_without_a_template_the_turn_is_the_action(make: Any) -> None:
         assert is_over and reward == -paid and info["stop_reason"] == "unparsable"
     wrong = make(action={"word": "{turn}"})
     wrong.reset(seed=2)
-    with pytest.raises(ServerError, match="message"):  # a wrong template is not the policy's fault
+    with pytest.raises(ServerError, match="message"):  # a wrong template is not the policy's reason
         wrong.step("1")
 
 
-@pytest.mark.parametrize(("fault", "message"), [
+@pytest.mark.parametrize(("reason", "message"), [
     ("late", "no answer to a step within timeout_s = 3"), ("gone", "the connection broke during a step"),
     ("garbage", "is not JSON"), ("odd", "is not valid; expected"),
 ])  # fmt: skip
-def test_a_failed_step_says_why_and_the_next_episode_is_whole(make: Any, fault: str, message: str) -> None:
-    env = make(fault, **({"timeout_s": 3.0} if fault == "late" else {}))
+def test_a_failed_step_says_why_and_the_next_episode_is_whole(make: Any, reason: str, message: str) -> None:
+    env = make(reason, **({"timeout_s": 3.0} if reason == "late" else {}))
     start = time.monotonic()
     question, _ = env.reset(seed=2)
     with pytest.raises(ServerError, match=message):

@@ -86,7 +86,7 @@ def test_a_second_file_is_held_out_and_shares_no_question(tmp_path):
     assert len(found["train"]) == 50 - 4 and not found["train"] & found["heldout"]
 
 
-def test_repeated_rows_are_counted_contradictions_are_faults_and_a_named_column_must_be_there(tmp_path):
+def test_repeated_rows_are_counted_contradictions_are_errors_and_a_named_column_must_be_there(tmp_path):
     rows = sums(5) + sums(2)
     env = env_of(tmp_path, rows)
     assert (env.num_questions, env.num_repeated) == (5, 2)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rllib_srl.envs.math.data_files import RowFault
+from rllib_srl.envs.math.data_files import RowError
 from rllib_srl.envs.math.final_answers import graded
 from rllib_srl.envs.math.question_rows import Problem, problem_of
 
@@ -190,7 +190,7 @@ BROKEN = [
 
 def test_a_broken_row_names_its_field() -> None:
     for row, message in BROKEN:
-        with pytest.raises(RowFault) as caught:
+        with pytest.raises(RowError) as caught:
             problem_of(row)
         assert message in str(caught.value), row
 
@@ -207,9 +207,9 @@ HELD = PLAIN | st.dictionaries(NAMES, PLAIN) | st.lists(st.dictionaries(NAMES, P
 
 @settings(max_examples=30)
 @given(st.dictionaries(NAMES, HELD, max_size=5))
-def test_any_row_is_a_problem_or_a_fault(row):
+def test_any_row_is_a_problem_or_a_error(row):
     try:
         problem = problem_of(row)
-    except RowFault:
+    except RowError:
         return
     assert problem.question and problem.answer

@@ -131,15 +131,15 @@ def test_environments_of_a_process_share_the_batches_of_a_function(file: Path, f
 
 
 @pytest.mark.usefixtures("gathering")
-@pytest.mark.parametrize(("fault", "reason"), [
+@pytest.mark.parametrize(("failure", "reason"), [
     ("raise", "picky' raised ValueError: no such answer; row"),
     ("short", "picky' returned a list of 1; expected one number for each of 3 answers; row"),
     ("hang", "picky' gave no reward within reward_timeout_s = 3; row"),
 ])  # fmt: skip
-def test_a_call_that_fails_fails_its_answers_and_no_others(file: Path, fault: str, reason: str) -> None:
-    rewards = rewards_of(file, "picky", timeout_s=3.0 if fault == "hang" else 60.0, on_error="drop")
-    failed = scored(rewards, ["a", fault, "b"])
-    for number, (error, answer) in enumerate(zip(failed, ["a", fault, "b"])):
+def test_a_call_that_fails_fails_its_answers_and_no_others(file: Path, failure: str, reason: str) -> None:
+    rewards = rewards_of(file, "picky", timeout_s=3.0 if failure == "hang" else 60.0, on_error="drop")
+    failed = scored(rewards, ["a", failure, "b"])
+    for number, (error, answer) in enumerate(zip(failed, ["a", failure, "b"])):
         assert isinstance(error, RewardError) and not error.ends_run
         assert reason in str(error) and f'row {{"n": {number}}}, answer {answer!r}' in str(error)
     assert scored(rewards_of(file, "picky"), ["a", "c", "b"]) == [0.5] * 3  # also while the one that hangs is under way

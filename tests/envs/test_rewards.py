@@ -162,7 +162,7 @@ def test_episodes_without_a_reward_may_be_dropped_until_too_many_calls_hang(file
     assert ended == [False] * 32 + [True] * 2
 
 
-@pytest.mark.parametrize(("given", "fault"), [
+@pytest.mark.parametrize(("given", "error"), [
     ([], "expected at least one function"),
     ([3], "3 is a int; expected 'module:f', 'file.py:f', a URL, or a mapping"),
     ([{"weight": 1.0}], "has no 'function'"),
@@ -174,21 +174,21 @@ def test_episodes_without_a_reward_may_be_dropped_until_too_many_calls_hang(file
     (["f"], "function = 'f'; expected 'module:f', 'path/to/file.py:f' or a URL"),
     (["a:f", "b:f"], "two functions have the name 'f'; set 'name' of one of them"),
 ])  # fmt: skip
-def test_wrong_settings_are_named(given, fault: str) -> None:
-    assert any(fault in line for line in read_rewards(given)[1])
+def test_wrong_settings_are_named(given, error: str) -> None:
+    assert any(error in line for line in read_rewards(given)[1])
 
 
-@pytest.mark.parametrize(("spec", "fault"), [
+@pytest.mark.parametrize(("spec", "error"), [
     ("{dir}/gone.py:f", "gone.py is not a file"),
     ("{dir}/functions.py:gone", "functions.py has no 'gone'; it has right, short, later"),
     ("{dir}/functions.py:number", "is a int; expected a function"),
     ("{dir}/broken.py:f", "cannot be imported (SyntaxError"),
 ])  # fmt: skip
-def test_a_function_that_cannot_be_loaded_is_named(file: Path, spec: str, fault: str) -> None:
+def test_a_function_that_cannot_be_loaded_is_named(file: Path, spec: str, error: str) -> None:
     (file.parent / "broken.py").write_text("def f(:\n")
     with pytest.raises(ValueError) as caught:
         load_function(spec.format(dir=file.parent))
-    assert fault in str(caught.value) and "\n" not in str(caught.value)
+    assert error in str(caught.value) and "\n" not in str(caught.value)
 
 
 class Server:
@@ -303,7 +303,7 @@ def test_a_pass_mark_of_ones_own_reaches_the_runner(file: Path) -> None:
         assert reset(env, Prompt("question_file", env._ids[0])).pass_reward == mark.get("pass_reward")
 
 
-@pytest.mark.parametrize(("settings", "fault"), [
+@pytest.mark.parametrize(("settings", "error"), [
     ({"answer_format": "boxed"}, "answer_format = 'boxed'; expected 'any' with reward, whose functions grade"),
     ({"reward": "", "pass_reward": 0.5}, "pass_reward = 0.5; expected 0.0 without reward"),
     ({"reward": len}, "is a function object; set it by .reward(f), or name it as 'module:f'"),
@@ -312,10 +312,10 @@ def test_a_pass_mark_of_ones_own_reaches_the_runner(file: Path) -> None:
     ({"num_shots": 1}, "num_shots = 1; expected 0: rows without an answer show none"),
     ({"answer_field": "golden"}, "field 'golden' is missing; the row has question, gold; set answer_field"),
 ])  # fmt: skip
-def test_wrong_settings_of_the_environment_are_named(file: Path, settings, fault: str) -> None:
+def test_wrong_settings_of_the_environment_are_named(file: Path, settings, error: str) -> None:
     with pytest.raises(ValueError) as caught:
         environment(file, [ROW, {**ROW, "question": "3 + 1?"}], **settings)
-    assert fault in str(caught.value)
+    assert error in str(caught.value)
 
 
 def test_a_function_that_abstains_gives_its_weight_to_the_others(file: Path) -> None:
@@ -347,7 +347,7 @@ def test_functions_of_trl_get_tokens_state_and_columns_as_they_name_them(file: P
         env.step("4\n")  # the tokens of another turn are never taken
 
 
-@pytest.mark.parametrize(("function", "form", "fault"), [
+@pytest.mark.parametrize(("function", "form", "error"), [
     ("other_names", "row", "form = 'row' gives it prompt, answer, row, but missing a required argument: 'question'; it "
                            "takes (question, response); rename its parameters"),
     ("positional", "row", "form = 'row' gives it prompt, answer, row, but "),
@@ -358,10 +358,10 @@ def test_functions_of_trl_get_tokens_state_and_columns_as_they_name_them(file: P
     ("trl_needs", "trl", "needs the parameters golden, level, but the data has no such column; form = 'trl' gives "
                          "prompts, completions, completion_ids, trainer_state, gold, question: rename a column"),
 ])  # fmt: skip
-def test_parameters_that_no_argument_has_are_named_when_the_environment_is_made(file: Path, function, form, fault):
+def test_parameters_that_no_argument_has_are_named_when_the_environment_is_made(file: Path, function, form, error):
     with pytest.raises(ValueError) as caught:
         environment(file, [ROW], reward={"function": f"{file}:{function}", "form": form})
-    assert f"reward '{file}:{function}'" in str(caught.value) and fault in str(caught.value)
+    assert f"reward '{file}:{function}'" in str(caught.value) and error in str(caught.value)
 
 
 def test_a_parquet_file_of_verl_and_a_conversation_of_trl_are_the_same_prompt(file: Path) -> None:

@@ -69,12 +69,12 @@ def test_an_import_path_of_a_function_is_an_environment() -> None:
     check_env(env, skip_render_check=True)
 
 
-@pytest.mark.parametrize(("given", "fault"), [
+@pytest.mark.parametrize(("given", "error"), [
     ({"tools": []}, "tools = []; expected at least one function"),
     ({"questions": []}, "questions: expected at least one row"),
     ({"questions": [{"question": "2?"}]}, "questions: row 1, field 'answer' is missing"),
 ])  # fmt: skip
-def test_what_cannot_be_used_is_named(given: dict, fault: str) -> None:
+def test_what_cannot_be_used_is_named(given: dict, error: str) -> None:
     with pytest.raises(ValueError) as caught:
         ToolEnvironment(**{"tools": [add], "questions": ROWS, **given})
-    assert fault in str(caught.value)
+    assert error in str(caught.value)

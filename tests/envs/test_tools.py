@@ -140,9 +140,9 @@ def test_no_turn_makes_a_format_raise_or_stall(name):
         start = time.thread_time()
         for text in (turn, f"Tool: {turn}", f"<tool_call>{turn}</tool_call>", f'{{"name": "f", "arguments": {turn}}}'):
             said = form.read(text[:MAX_TURN_CHARS], TOOLS)
-            assert not said.fault or not said.calls, ascii(turn[:12])
+            assert not said.error or not said.calls, ascii(turn[:12])
         assert time.thread_time() - start < 10, ascii(turn[:12])  # of a tenth of a second; its square is an hour
-    assert form.read("x" * (MAX_TURN_CHARS + 1), TOOLS).fault == (
+    assert form.read("x" * (MAX_TURN_CHARS + 1), TOOLS).error == (
         f"{MAX_TURN_CHARS + 1} characters; expected at most {MAX_TURN_CHARS}"
     )
 
@@ -161,7 +161,7 @@ def test_the_first_line_of_either_kind_counts(pieces):
             found = (said.calls[0].args[0] if said.calls else None, said.answer)
             assert found == ((rest.strip(), None) if word == "Tool" else (None, rest.strip()))
             return
-    assert said.fault and not said.calls
+    assert said.error and not said.calls
 
 
 # fmt: off
@@ -199,13 +199,13 @@ READINGS = [
 def test_turns_are_read_by_hand(name, turn, calls, answer):
     said = CALL_FORMATS[name]().read(turn, TOOLS)
     assert (" ".join(map(written_call, said.calls)), said.answer) == (calls, answer)
-    assert bool(said.fault) == (not calls and answer is None)
+    assert bool(said.error) == (not calls and answer is None)
 
 
 @pytest.mark.parametrize("make", CALL_FORMATS.values())
 def test_text_without_a_call_is_an_answer_where_models_chat(make):
-    assert bool(make().read("I cannot do that.", TOOLS).fault) != make.has_plain_answers
-    assert make().read("  \n", TOOLS).fault
+    assert bool(make().read("I cannot do that.", TOOLS).error) != make.has_plain_answers
+    assert make().read("  \n", TOOLS).error
 
 
 def test_a_bare_argument_is_one_call():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rllib_srl.algorithm.validation import faults_of
+from rllib_srl.algorithm.validation import config_errors
 from rllib_srl.learner.regularisers.distillation import Distillation
 from rllib_srl.learner.scoring import load_causal_lm
 from rllib_srl.types import Prompt
@@ -51,21 +51,21 @@ def test_the_sampled_token_alone_by_hand():
     assert gradient == pytest.approx([0.5 * gap, -0.5 * gap], abs=1e-5)
 
 
-@pytest.mark.parametrize(("settings", "fault"), [
+@pytest.mark.parametrize(("settings", "error"), [
     ({"distill": {"teacher": ""}}, "regularisers.distill.teacher = ''; expected 'start', a model, a checkpoint, or"),
     ({"distill": {"mode": "forward", "top_k": 0}}, "regularisers.distill.top_k = 0 with mode = 'forward'; expected"),
     ({"distill": {"teacher": "./none"}}, "regularisers.distill.teacher = './none'; model directory ./none does not"),
     ({"distill": {"teacher": "tiny"}}, "of the teacher's 647 tokens have another id there, or none"),
 ])  # fmt: skip
-def test_a_teacher_that_does_not_fit_is_refused_in_one_line(config, settings, fault):
-    (line,) = faults_of(config.training(regularisers=settings))
-    assert fault in line
+def test_a_teacher_that_does_not_fit_is_refused_in_one_line(config, settings, error):
+    (line,) = config_errors(config.training(regularisers=settings))
+    assert error in line
 
 
 def test_answers_without_rewards_need_a_teacher(config):
-    (line,) = faults_of(config.training(advantage="none", group_size=1))
+    (line,) = config_errors(config.training(advantage="none", group_size=1))
     assert line == "advantage = 'none'; expected a teacher, .distill(teacher=...): nothing else is learned"
-    assert faults_of(config.distill()) == []
+    assert config_errors(config.distill()) == []
     assert config.regularisers == {"distill": {"teacher": "start"}}
 
 

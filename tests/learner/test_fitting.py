@@ -7,7 +7,7 @@ import pytest
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 
-from rllib_srl.algorithm.validation import faults_of
+from rllib_srl.algorithm.validation import config_errors
 from rllib_srl.common.remote_calls import Call
 from rllib_srl.learner.group.learners import Learners
 from rllib_srl.learner.learner import GRPOTorchLearner
@@ -144,4 +144,4 @@ def test_adapters_that_vllm_cannot_apply_are_refused_and_merged_ones_taken(confi
     config.env_runners(engine="vllm", num_env_runners=1, num_gpus_per_env_runner=num_gpus)
     with pytest.raises(ValueError, match=f"{message}.* or lora_send = 'merged'"):
         changed(config, **lora).validate()
-    assert not [line for line in faults_of(changed(config, **lora, lora_send="merged")) if "lora" in line]
+    assert not [line for line in config_errors(changed(config, **lora, lora_send="merged")) if "lora" in line]

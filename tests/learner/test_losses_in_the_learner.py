@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rllib_srl.algorithm.loss_validation import WITHOUT_CLIP_BOUNDS
-from rllib_srl.algorithm.validation import faults_of
+from rllib_srl.algorithm.validation import config_errors
 from rllib_srl.losses.policy import CLIP_RULES
 from rllib_srl.losses.settings import PRESETS
 from tests.losses import slow_loss
@@ -46,7 +46,7 @@ def gradient(learners):
             given |= dict.fromkeys(("clip_low", "clip_high"), "preset")
         learner.config = kept.copy(copy_frozen=False).training(**{**off, **given})
         learner.config.replay(**replay)
-        assert faults_of(learner.config) == []
+        assert config_errors(learner.config) == []
         settings = learner.config.loss_settings()
         arguments = (settings.aggregation, settings.longest_answer)
         names = dict(zip(("aggregation", "longest"), arguments, strict=True))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 
-from rllib_srl.algorithm.validation import faults_of
+from rllib_srl.algorithm.validation import config_errors
 from rllib_srl.learner import model_setup as optimizers
 from tests.small_envs import small_config
 from tests.small_learner import GROUPS, Recording, learner_group, relative_gap, update
@@ -64,14 +64,14 @@ def test_state_is_saved_and_restored_bit_for_bit(config, ray_here):
 
 @pytest.mark.parametrize("name", sorted(optimizers.PAGED))
 def test_paging_needs_a_gpu(config, name):
-    assert faults_of(config.training(optimizer_name=name)) == [
+    assert config_errors(config.training(optimizer_name=name)) == [
         f"optimizer_name = {name!r}; expected num_gpus_per_learner above 0: on a CPU there is nothing to page"
     ]
-    assert optimizers.fault_of(name, num_gpus=0.5) is None
+    assert optimizers.error_of(name, num_gpus=0.5) is None
 
 
 def test_a_missing_package_is_named(config, monkeypatch):
     monkeypatch.setattr(optimizers, "find_spec", lambda name: None)
-    (line,) = faults_of(config.training(optimizer_name="adamw_8bit"))
+    (line,) = config_errors(config.training(optimizer_name="adamw_8bit"))
     assert "expected the package bitsandbytes: pip install 'rllib_srl[optimizers]'" in line
-    assert optimizers.fault_of("adamw", 0) is None
+    assert optimizers.error_of("adamw", 0) is None

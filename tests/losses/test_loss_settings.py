@@ -5,7 +5,7 @@ from typing import Literal, get_args, get_origin
 
 import pytest
 
-from rllib_srl.algorithm.validation import faults_of
+from rllib_srl.algorithm.validation import config_errors
 from rllib_srl.batch.advantages import ADVANTAGES
 from rllib_srl.losses.policy import CLIP_RULES, CORRECTIONS
 from rllib_srl.losses.settings import PRESETS, LossSettings
@@ -28,10 +28,10 @@ NAMES = ("advantage", "ratio_level", "clip_rule", "clip_low", "clip_high", "aggr
 
 
 @pytest.mark.parametrize("loss", MARKS)
-def test_a_preset_is_its_row_and_has_no_fault(config, loss):
+def test_a_preset_is_its_row_and_has_no_error(config, loss):
     settings = config.training(loss=loss).loss_settings()
     assert tuple(getattr(settings, name) for name in NAMES) == MARKS[loss]
-    assert faults_of(config) == []
+    assert config_errors(config) == []
     config.validate()
     assert config.loss_settings() == settings
 
@@ -88,7 +88,7 @@ CONTRADICTIONS = [
 
 @pytest.mark.parametrize(("settings", "reason"), CONTRADICTIONS)
 def test_contradictions_are_refused_with_the_reason(config, settings, reason):
-    assert any(reason in line for line in faults_of(config.update_from_dict(settings)))
+    assert any(reason in line for line in config_errors(config.update_from_dict(settings)))
     with pytest.raises(ValueError, match="SRLConfig is invalid"):
         config.validate()
 
@@ -99,7 +99,7 @@ def test_contradictions_are_refused_with_the_reason(config, settings, reason):
     {"clip_rule": "symmetric", "clip_low": 0.3, "clip_high": 0.3},
 ])  # fmt: skip
 def test_what_fits_together_passes(config, settings):
-    assert faults_of(config.update_from_dict(settings)) == []
+    assert config_errors(config.update_from_dict(settings)) == []
 
 
 def test_the_document_of_losses_names_every_one_of_them():
@@ -117,8 +117,8 @@ def test_the_document_of_losses_names_every_one_of_them():
 
 def test_a_rule_registered_here_is_refused_where_learners_are_other_processes(config, monkeypatch):
     monkeypatch.setitem(CLIP_RULES, "mine", CLIP_RULES["none"])
-    assert faults_of(config.training(clip_rule="mine").learners(num_learners=0)) == []
-    (line,) = faults_of(config.learners(num_learners=1))
+    assert config_errors(config.training(clip_rule="mine").learners(num_learners=0)) == []
+    (line,) = config_errors(config.learners(num_learners=1))
     assert line.startswith("clip_rule = 'mine', registered in this process, with num_learners = 1; expected its import")
-    assert faults_of(config.training(clip_rule="rllib_srl.losses.policy:CLIP_RULES")) != []
-    assert faults_of(config.training(clip_rule="tests.learner.test_losses_in_the_learner:doubled")) == []
+    assert config_errors(config.training(clip_rule="rllib_srl.losses.policy:CLIP_RULES")) != []
+    assert config_errors(config.training(clip_rule="tests.learner.test_losses_in_the_learner:doubled")) == []

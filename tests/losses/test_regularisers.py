@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rllib_srl import SRLConfig
-from rllib_srl.algorithm.validation import faults_of
+from rllib_srl.algorithm.validation import config_errors
 from rllib_srl.learner.regularisers.regularisers import REGULARISERS, made
 from rllib_srl.learner.regularisers.stage_policy import LwF
 from rllib_srl.learner.regularisers.weights import EWC, L2
@@ -55,7 +55,7 @@ def test_names_and_numbers_stand_for_parameters():
     assert made(None) == made({"l2": 0, "ewc": {"coeff": 0.0}}) == {}
 
 
-@pytest.mark.parametrize(("value", "fault"), [
+@pytest.mark.parametrize(("value", "error"), [
     ("ewc", "regularisers = 'ewc'; expected a mapping from some of distill, ewc, l2, lwf"),
     ({"si": 1}, "regularisers.si = 1; expected one of 'distill', 'ewc'"),
     ({"rllib_srl.types:Group": 1}, "regularisers.rllib_srl.types:Group = 1; expected a subclass of Regulariser"),
@@ -63,26 +63,26 @@ def test_names_and_numbers_stand_for_parameters():
     ({"ewc": {"episodes": 0}}, "regularisers.ewc.episodes = 0; expected an integer of at least 1"),
     ({"lwf": {"estimator": "k1"}}, "regularisers.lwf.estimator = 'k1'; expected one of 'k2', 'k3', 'k3_k2'"),
 ])  # fmt: skip
-def test_a_wrong_value_is_named(config, value, fault):
-    (line,) = faults_of(config.training(regularisers=value))
-    assert line.startswith(fault)
+def test_a_wrong_value_is_named(config, value, error):
+    (line,) = config_errors(config.training(regularisers=value))
+    assert line.startswith(error)
 
 
 @pytest.mark.parametrize("name", ["ewc", "lwf"])
 def test_stages_are_needed_and_shards_refused(config, name):
     config.training(regularisers={name: 1.0})
-    assert faults_of(config) == []
+    assert config_errors(config) == []
     one = config.copy(copy_frozen=False).environment(stream=STAGES[:1])
     flat = {"domains": [{"env": "compare"}, {"env": "lookup"}], "schedule": [[0, {"compare": 1}]]}
     for wrong in (one, config.copy(copy_frozen=False).environment(stream=flat)):
-        (line,) = faults_of(wrong)
+        (line,) = config_errors(wrong)
         assert line.startswith(f"regularisers.{name} with stream") and "at least two stages" in line
     none = SRLConfig().environment("compare").training(regularisers={name: 1.0}).replay(revisit_fraction=0.25)
-    assert [line.split(";")[0] for line in faults_of(none)] == [f"regularisers.{name} with stream = None"]
+    assert [line.split(";")[0] for line in config_errors(none)] == [f"regularisers.{name} with stream = None"]
     sharded = config.training(fsdp=True).learners(num_learners=2)
-    assert [line.split(";")[0] for line in faults_of(sharded)] == [f"regularisers.{name} with fsdp = True"]
+    assert [line.split(";")[0] for line in config_errors(sharded)] == [f"regularisers.{name} with fsdp = True"]
     sharded.training(regularisers={name: 0.0, "l2": 1.0})  # L2 works, and a coefficient of 0 needs nothing
-    assert faults_of(sharded) == []
+    assert config_errors(sharded) == []
 
 
 def test_the_document_of_losses_names_every_parameter():
@@ -98,9 +98,9 @@ def test_the_document_of_losses_names_every_parameter():
 
 def test_ewc_needs_episodes_of_the_last_update_and_lwf_revisits(config):
     ahead = config.copy(copy_frozen=False).env_runners(max_lag=2, num_env_runners=1)
-    (line,) = [one for one in faults_of(ahead.training(regularisers={"ewc": 1.0})) if one.startswith("regularisers")]
+    (line,) = [one for one in config_errors(ahead.training(regularisers={"ewc": 1.0})) if one.startswith("regularisers")]
     assert line.startswith("regularisers.ewc with max_lag = 2; expected max_lag = 0: it measures importance on")
-    others = faults_of(ahead.training(regularisers={"l2": 1.0, "lwf": 1.0}))
+    others = config_errors(ahead.training(regularisers={"l2": 1.0, "lwf": 1.0}))
     assert not any(one.startswith("regularisers") for one in others)
-    (line,) = faults_of(config.replay(revisit_fraction=0.0).training(regularisers={"lwf": 1.0}))
+    (line,) = config_errors(config.replay(revisit_fraction=0.0).training(regularisers={"lwf": 1.0}))
     assert line.startswith("regularisers.lwf with replay_revisit_fraction = 0; expected above 0")

@@ -51,15 +51,15 @@ def test_a_secret_is_not_in_the_file_neither_as_text_nor_as_tokens(store, tmp_pa
     assert key.encode() not in stored and b"[" in stored
 
 
-@pytest.mark.parametrize(("tokens", "fault"), [
+@pytest.mark.parametrize(("tokens", "error"), [
     (Tokens([], [1], [0.0]), "0 prompt tokens"),
     (Tokens([1], [1, 2], [0.0]), "1 log-probs"),
     (Tokens([1], [], []), "0 tokens"),
     (Tokens([1], [1], [0.5]), "above 0"),
     (TOKENS, ""),
 ])  # fmt: skip
-def test_tokens_that_cannot_be_trained_on(tokens, fault):
-    assert fault in tokens.faults() and bool(tokens.faults()) == bool(fault)
+def test_tokens_that_cannot_be_trained_on(tokens, error):
+    assert error in tokens.errors() and bool(tokens.errors()) == bool(error)
 
 
 def test_rolling_back_restores_the_parent_and_withdraws_what_only_the_child_used(store):

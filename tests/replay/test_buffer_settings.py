@@ -39,14 +39,14 @@ BAD = [  # what pydantic's types and limits do not check
 
 @pytest.mark.parametrize(("name", "value"), BAD, ids=str)
 def test_a_bad_value_is_named(name, value):
-    faults = ReplaySettings.faults({name: value})
-    assert len(faults) == 1, faults
-    assert faults[0].startswith(f"{name} = ") or name in faults[0]
-    assert "expected" in faults[0]
-    assert ReplaySettings.faults({name: value}, "replay_")[0].startswith("replay_")
+    errors = ReplaySettings.errors({name: value})
+    assert len(errors) == 1, errors
+    assert errors[0].startswith(f"{name} = ") or name in errors[0]
+    assert "expected" in errors[0]
+    assert ReplaySettings.errors({name: value}, "replay_")[0].startswith("replay_")
 
 
-def test_all_faults_are_named_at_once_before_anything_is_opened(tmp_path):
+def test_all_errors_are_named_at_once_before_anything_is_opened(tmp_path):
     with pytest.raises(ValueError) as caught:
         SRLReplayBuffer(directory=tmp_path / "new", capacity=-5, spacing="never", max_uses=0)
     assert all(name in str(caught.value) for name in ("capacity = -5", "spacing = 'never'", "max_uses = 0"))

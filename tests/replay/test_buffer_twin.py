@@ -1,4 +1,4 @@
-"""A buffer under random operations, faults and restarts, beside two witnesses.
+"""A buffer under random operations, errors and restarts, beside two witnesses.
 
 the buffer      on disk; its calls fail in random places, are repeated, and it is closed and opened in between
 a shadow        another buffer that nothing ever happens to: every answer and the state in the end are the same
@@ -55,11 +55,11 @@ FAULTS = {
 
 
 class Injected(Exception):
-    """A fault in the middle of a call."""
+    """An error in the middle of a call."""
 
 
 @contextmanager
-def fault(buffer, where, after):
+def error(buffer, where, after):
     """Let one method fail at its call number `after`, counted from 0."""
     path, name = FAULTS[where]
     owner = buffer
@@ -99,19 +99,19 @@ class BufferMachine(RuleBasedStateMachine):
         self.items: dict[str, dict] = {}  # key -> visits, groups (tokens -> uses, born, variance), newest last
         self.copied = None
         self.drawn: list = []
-        self.fault = None
+        self.error = None
 
     # --- calls -----------------------------------------------------------------------------------
 
     def call(self, name, *args):
-        """Make a call of both buffers, once with a fault if one was asked for, and once more than needed."""
+        """Make a call of both buffers, once with an error if one was asked for, and once more than needed."""
         request = f"{self.num_calls}.{name}"
         self.num_calls += 1
-        if self.fault is not None:
-            where, after, self.fault = *self.fault, None
+        if self.error is not None:
+            where, after, self.error = *self.error, None
             before, stored = everything(self.buffer), journalled(self.buffer)
             try:
-                with fault(self.buffer, where, after):
+                with error(self.buffer, where, after):
                     getattr(self.buffer, name)(*args, request=request)
             except (Injected, StoreError):
                 assert everything(self.buffer) == before, where
@@ -241,7 +241,7 @@ class BufferMachine(RuleBasedStateMachine):
 
     @rule(where=st.sampled_from(sorted(FAULTS)), after=st.integers(0, 3))
     def arm(self, where, after):
-        self.fault = (where, after)
+        self.error = (where, after)
 
     @rule(num=st.integers(1, 8))
     def pass_time(self, num):

@@ -1,4 +1,4 @@
-"""The history of prompts and domains: by hand, beside a naive twin, and after faults."""
+"""The history of prompts and domains: by hand, beside a naive twin, and after errors."""
 
 import json
 

@@ -84,8 +84,8 @@ def test_what_cannot_be_stored_is_named_all_at_once():
         encode(group)
     message = str(caught.value)
     assert message.startswith("group g0 cannot be stored: ") and message.count("; expected") == 5
-    for fault in ("extra['a'][1] is a tuple", "the key 3", "extra['c'] is a float32", "loss_mask_N", "rewards_G"):
-        assert fault in message
+    for error in ("extra['a'][1] is a tuple", "the key 3", "extra['c'] is a float32", "loss_mask_N", "rewards_G"):
+        assert error in message
 
 
 def test_a_target_comes_back_as_it_was():

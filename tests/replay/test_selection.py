@@ -234,7 +234,7 @@ def test_a_rule_of_a_user_has_parameters():
     buffer = a_buffer(**values)
     buffer.add([a_group(i, 1, i) for i in range(6)], 1)
     assert [prompt.prompt_id for prompt in buffer.draw_prompts(2, 2)] == ["p3", "p2"]
-    (error,) = ReplaySettings.faults({**values, "selection_config": {"skiped": 2}})
+    (error,) = ReplaySettings.errors({**values, "selection_config": {"skiped": 2}})
     assert "has no parameters ['skiped']; expected some of skipped" in error
 
 

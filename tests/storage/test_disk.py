@@ -246,9 +246,9 @@ def chained() -> ValueError:
     (PermissionError(errno.EACCES, "Permission denied"), False),
     (OSError(errno.EIO, "Input/output error"), False),
     (sqlite3.OperationalError("database is locked"), False),
-    (ValueError("full of faults"), False),
+    (ValueError("full of errors"), False),
 ])  # fmt: skip
-def test_a_full_disk_is_told_from_other_faults(error, is_so, tmp_path):
+def test_a_full_disk_is_told_from_other_errors(error, is_so, tmp_path):
     assert is_full(error) is is_so
     with pytest.raises(DiskFull if is_so else type(error)), writing(tmp_path / "file"):
         raise error

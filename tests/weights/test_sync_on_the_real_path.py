@@ -10,7 +10,7 @@ from rllib_srl.engine import WeightSyncError
 from rllib_srl.engine.adapters import adapter_tensors
 from rllib_srl.engine.canary import FP32_MAX_GAP
 from rllib_srl.rollout.env_runner import LLMEnvRunner
-from tests.engine.test_faults import LAYER, stale_layer, swapped_keys_and_values, tampered
+from tests.engine.test_errors import LAYER, stale_layer, swapped_keys_and_values, tampered
 from tests.small_envs import small_config
 
 
@@ -43,7 +43,7 @@ def config(random_llama_dir, tmp_path, ray_here):
     return small_config(random_llama_dir, tmp_path).training(lr=0.02, num_prompts_per_batch=16)
 
 
-def test_a_fault_in_loading_stops_the_start(config, monkeypatch):
+def test_a_error_in_loading_stops_the_start(config, monkeypatch):
     tampered(monkeypatch, None, stale_layer)
     with pytest.raises(WeightSyncError, match="version 0") as caught:
         config.build_algo()
@@ -51,7 +51,7 @@ def test_a_fault_in_loading_stops_the_start(config, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_fault_that_comes_later_stops_training(config, build, monkeypatch):
+def test_a_error_that_comes_later_stops_training(config, build, monkeypatch):
     algo = build(config, compute_dtype="bfloat16")
     assert algo.train()["weight_sync"]["version"] == 1
     tampered(monkeypatch, None, swapped_keys_and_values)

@@ -86,23 +86,23 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def checked(arguments: argparse.Namespace) -> tuple[Flags, list[KeptDomain]]:
     """Return the numbers of the command line, and the domains to keep; ValueError: all errors, one per line."""
-    flags, faults, keep = Flags(), list[str](), list[KeptDomain]()
+    flags, errors, keep = Flags(), list[str](), list[KeptDomain]()
     try:
         flags = Flags(**{name: getattr(arguments, name) for name in Flags.model_fields})
     except ValidationError as error:
-        faults += [f"--{one['loc'][0]} {one['input']}: {one['msg']}" for one in error.errors()]
+        errors += [f"--{one['loc'][0]} {one['input']}: {one['msg']}" for one in error.errors()]
     for text in arguments.keep:
         try:
             found = env_named(text)
             keep.append(KeptDomain(**{"domain": found["env"], **found}))
         except ValueError as error:
-            faults.append(f"--keep: {error}")
+            errors.append(f"--keep: {error}")
     names = [one.domain for one in keep]
-    faults += [f"--keep names the domain {name!r} twice" for name in sorted(set(names)) if names.count(name) > 1]
+    errors += [f"--keep names the domain {name!r} twice" for name in sorted(set(names)) if names.count(name) > 1]
     if flags.train_after and not arguments.keep:
-        faults.append("--keep is empty; expected an environment that must not be lost, or --train-after 0")
-    if faults:
-        raise ValueError("the server cannot start:\n" + "\n".join(f"  {fault}" for fault in faults))
+        errors.append("--keep is empty; expected an environment that must not be lost, or --train-after 0")
+    if errors:
+        raise ValueError("the server cannot start:\n" + "\n".join(f"  {reason}" for reason in errors))
     return flags, keep
 
 

@@ -125,13 +125,13 @@ def address_in(text: str) -> Address:
     try:
         at = HttpUrl(text)
     except ValidationError:
-        fault = f"{text!r} is not an address"
+        error = f"{text!r} is not an address"
     else:
         if token := dict(at.query_params()).get("token") or os.environ.get("SRL_TOKEN"):
             return Address(f"{at.scheme}://{at.host}:{at.port}/v1", token)
-        fault = "it has no token, and SRL_TOKEN is not set"
+        error = "it has no token, and SRL_TOKEN is not set"
     like = "http://127.0.0.1:8000/?token=..."
-    raise DirectoryError(f"--server: {fault}; expected what srl serve printed, such as {like}")
+    raise DirectoryError(f"--server: {error}; expected what srl serve printed, such as {like}")
 
 
 def ask(

@@ -175,8 +175,8 @@ class Collected:
     def tokens(self, why_not: str) -> tuple[Tokens | None, str]:
         """Return the tokens to train on, or None and why there are none; `why_not` speaks against it already."""
         found = Tokens(self.prompt_ids, self.ids, self.logps)
-        fault = why_not or found.faults()
-        return (None, fault) if fault else (found, "")
+        error = why_not or found.errors()
+        return (None, error) if error else (found, "")
 
 
 def event(value: Any) -> bytes:

@@ -15,7 +15,7 @@ import psutil
 import torch
 
 from rllib_srl import SRLConfig
-from rllib_srl.algorithm.checks import Fault, in_turn
+from rllib_srl.algorithm.checks import CheckError, in_turn
 from rllib_srl.algorithm.gpu_memory import OPTIMIZER_BYTES, variants
 from rllib_srl.algorithm.model_shape import ModelShape
 from rllib_srl.algorithm.resources import PlacementError, card_bytes_here
@@ -118,10 +118,10 @@ def of_gpus(given: Mapping[str, Any], number: int, gib: float, places_all: bool)
     found = variants(shape, settings, number, gib * GIB)
     for one in found:
         where = "engine and learner share it" if number == 1 else f"{one.num_gpus} GPUs, one for the engine"
-        verdict = "; ".join(("does not fit", *one.faults)) if one.faults else "fits"
+        verdict = "; ".join(("does not fit", *one.errors)) if one.errors else "fits"
         text = f"{one.name} ({where}): {verdict}; learner {one.learner}"
-        yield Line(WARNING if one.faults else OK, "GPU memory", text)
-    if all(one.faults for one in found):
+        yield Line(WARNING if one.errors else OK, "GPU memory", text)
+    if all(one.errors for one in found):
         yield Line(FAILURE, "GPU memory", "training does not fit; expected larger or more GPUs, or a smaller model")
 
 
@@ -159,7 +159,7 @@ def of_environments(config: SRLConfig) -> Iterator[Line]:
     for env_id, creator in config.env_creators().items():
         look = partial(_graded, env_id, creator, configs[env_id], config.max_turns)
         (found,) = in_turn(config.env_timeout_s * NUM_PROMPTS, look)
-        lines = [(FAILURE, found.text)] if isinstance(found, Fault) else found
+        lines = [(FAILURE, found.text)] if isinstance(found, CheckError) else found
         yield from (Line(status, "environment", f"{env_id} {text}") for status, text in lines)
 
 

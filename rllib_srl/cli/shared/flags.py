@@ -26,7 +26,7 @@ from rllib_srl.cli.shared.settings import (
     flag_settings,
     given_settings,
     invalid,
-    more_faults,
+    more_errors,
     shown,
 )
 from rllib_srl.common.foreign_names import in_place_of
@@ -52,7 +52,7 @@ class Program:
     usage: str | None = None  # its flags in short; None: all of them
     without: Sequence[str] | None = None  # settings that it does not take; None: it takes none
     verbose: str = ""  # libraries whose output `--verbose` shows; "": no such flag
-    fault: Callable[[argparse.Namespace], str] = lambda arguments: ""  # what is wrong with arguments together
+    error: Callable[[argparse.Namespace], str] = lambda arguments: ""  # what is wrong with arguments together
 
     def parser(self) -> Parser:
         parser = Parser(usage=self.usage, **help_of(self.doc))
@@ -68,8 +68,8 @@ class Program:
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         parser = self.parser()
         arguments: argparse.Namespace = parser.parse_args(with_underscores(argv) if parser.takes_settings else argv)
-        if fault := self.fault(arguments):
-            parser.error(fault)
+        if error := self.error(arguments):
+            parser.error(error)
         return arguments
 
     def __call__(self, argv: Sequence[str] | None = None) -> int:
@@ -144,7 +144,7 @@ class Parser(argparse.ArgumentParser):
         if not self.takes_settings:
             return []
         try:
-            return list(filter(None, [invalid(more_faults(given_settings(arguments)))]))
+            return list(filter(None, [invalid(more_errors(given_settings(arguments)))]))
         except SettingsError as error:
             return [str(error)]
 

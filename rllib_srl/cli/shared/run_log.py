@@ -38,7 +38,7 @@ REWARD, ACCURACY = "env_runners/episode_return_mean", "evaluation/accuracy"
 LIVE_TOKENS = "env_runners/live_token_share"
 LEARNER = "learners/default_policy"
 MANY_UNTRAINED, MANY_UNPARSED, MANY_CUT = 0.8, 0.1, 0.1  # shares above which there is a warning
-# Counts that are 0 in a run without faults: of each iteration, and since the start of the run.
+# Counts that are 0 in a run without errors: of each iteration, and since the start of the run.
 FAULTS = {
     "env_runners/num_episodes_lost": "episodes ended by failures of environment or engine, or late",
     "env_runners/num_groups_dropped": "groups with too few valid episodes",

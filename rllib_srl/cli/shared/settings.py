@@ -137,7 +137,7 @@ def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     except ValueError as error:
         wrong.append(str(error))
     if unknown or wrong:
-        wrong += [line for line in more_faults(read) if line not in wrong]
+        wrong += [line for line in more_errors(read) if line not in wrong]
         names = [f"settings file {path} has unknown names:", *unknown] if unknown else []
         raise SettingsError("\n".join([*names, invalid(wrong)]).strip())
     return read
@@ -183,16 +183,16 @@ def words_of(arguments: argparse.Namespace) -> list[str]:
     return [word for name, values in listed.items() for word in (f"--{name}", *values)]
 
 
-def more_faults(read: Mapping[str, Any]) -> list[str]:
+def more_errors(read: Mapping[str, Any]) -> list[str]:
     """Return the errors in the readable settings; required settings may still be missing."""
-    from rllib_srl.algorithm.checks import early_faults
-    from rllib_srl.algorithm.validation import faults_of
+    from rllib_srl.algorithm.checks import early_errors
+    from rllib_srl.algorithm.validation import config_errors
 
     try:
         config = build_config(read)
         config.choose_length()
-        lines = faults_of(config)
-        lines += early_faults(config, lines)
+        lines = config_errors(config)
+        lines += early_errors(config, lines)
     except (TypeError, ValueError) as error:  # from RLlib's own setters
         lines = str(error).splitlines()
     return [line for line in lines if re.split(r"\W", line, maxsplit=1)[0] in {"data", *read}]
@@ -255,21 +255,21 @@ def _instead(name: str, value: Any, known: list[str]) -> str:
 
 def read_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values converted to the types of their settings; SettingsError: those of a wrong type, all at once."""
-    read, faults = _read(values)
-    if faults:
-        raise SettingsError(invalid(faults))
+    read, errors = _read(values)
+    if errors:
+        raise SettingsError(invalid(errors))
     return read
 
 
 def _read(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the readable values, and an error message for each other one; the values are text or from YAML."""
-    read, faults = {}, []
+    read, errors = {}, []
     for name, value in values.items():
         try:
             read[name] = read_value(name, value)
         except (ValueError, yaml.YAMLError) as error:
-            faults.append(f"{name} = {value!r}; expected {' '.join(str(error).split())}")
-    return read, faults
+            errors.append(f"{name} = {value!r}; expected {' '.join(str(error).split())}")
+    return read, errors
 
 
 def read_value(name: str, value: Any) -> Any:

@@ -30,7 +30,7 @@ from rllib_srl.cli.shared.settings import build_config, given_settings, plain
 from rllib_srl.cli.tuning import tune
 from rllib_srl.common.environments import resolve
 from rllib_srl.curriculum.prompts import PromptSource
-from rllib_srl.curriculum.streams import stream_faults
+from rllib_srl.curriculum.streams import stream_errors
 from rllib_srl.envs.math.data_place import kind_of, stem_of
 from rllib_srl.studies.records import read_study
 from rllib_srl.studies.study import Arm, Primary, Study
@@ -57,7 +57,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", type=local_directory, metavar="DIR", help="resume a stream; takes no settings")
 
 
-def fault_of(arguments: argparse.Namespace) -> str:
+def error_of(arguments: argparse.Namespace) -> str:
     others = [name for name, value in vars(arguments).items() if value and name not in BESIDE]
     if arguments.resume and others:
         return f"--resume DIR keeps all settings; expected no others, not {', '.join(others)}"
@@ -110,18 +110,18 @@ def stages_of(tasks: Sequence[str], tokens: int) -> list[dict[str, Any]]:
     if not tasks:
         stages = [{key: value for key, value in stage.items() if key != "iterations"} for stage in STREAMS[STREAM]]
         return [{**stage, "tokens": tokens} for stage in stages]
-    stages, faults = [], []
+    stages, errors = [], []
     for text in tasks:
         try:
             stages.append(_stage_of(text) | {"tokens": tokens})
         except (ValueError, OSError) as error:
-            faults.append(f"  {text}: {error}")
-    if faults:
-        raise RunError("invalid --tasks:\n" + "\n".join(faults))
+            errors.append(f"  {text}: {error}")
+    if errors:
+        raise RunError("invalid --tasks:\n" + "\n".join(errors))
     if len(stages) < 2:
         raise RunError(f"tasks: {len(stages)}; expected at least 2, one after another")
-    if faults := stream_faults(stages):
-        raise RunError("invalid tasks:\n" + "\n".join(f"  {fault}" for fault in faults))
+    if errors := stream_errors(stages):
+        raise RunError("invalid tasks:\n" + "\n".join(f"  {reason}" for reason in errors))
     names = [domain.name for domain in domains_of(stages)]
     if len(names) < len(stages):
         expected = "expected one each (ENV#NAME={...} names another)"
@@ -173,4 +173,4 @@ def study_of(name: str, stages: Sequence[Mapping[str, Any]], seeds: Sequence[int
 
 USAGE = "%(prog)s [--tasks TASK ...] [--seeds N ...] [--tokens N] [--out DIR] [--short] [--SETTING VALUE ...]\n"
 USAGE += "       %(prog)s --resume DIR"
-main = Program(__doc__, add_flags, run, usage=USAGE, without=WITHOUT, verbose=tune.LIBRARIES, fault=fault_of)
+main = Program(__doc__, add_flags, run, usage=USAGE, without=WITHOUT, verbose=tune.LIBRARIES, reason=error_of)

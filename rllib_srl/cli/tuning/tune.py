@@ -127,26 +127,26 @@ def planned(
     The settings `given` override those of all arms; without `arms` or `seeds` all are run.
     """
     study = with_settings(study, given)
-    faults = study.faults()
-    faults += _unknown("arm", arms or (), [arm.name for arm in study.arms])
-    faults += _unknown("seed", seeds or (), study.seeds)
-    if faults := faults or faults_of_trials(study):
-        raise RunError(f"study {study.name!r} cannot be run:\n" + "\n".join(f"  {fault}" for fault in faults))
+    errors = study.errors()
+    errors += _unknown("arm", arms or (), [arm.name for arm in study.arms])
+    errors += _unknown("seed", seeds or (), study.seeds)
+    if errors := errors or errors_of_trials(study):
+        raise RunError(f"study {study.name!r} cannot be run:\n" + "\n".join(f"  {error}" for error in errors))
     chosen = tuple(arm.name for arm in study.arms if not arms or arm.name in arms)
     return Plan(study, chosen, tuple(seed for seed in study.seeds if not seeds or seed in seeds), directory)
 
 
 def with_settings(study: Study, given: Mapping[str, Any]) -> Study:
     """Return a study whose arms all have the given settings; RunError: it fixes one, or its arms differ in it."""
-    faults = []
+    errors = []
     for name in given:
         own = [arm.name for arm in study.arms if name in arm.settings]
         if name in FIXED:
-            faults.append(f"  {name}: fixed by the study" + ("; expected --seeds" if name == "seed" else ""))
+            errors.append(f"  {name}: fixed by the study" + ("; expected --seeds" if name == "seed" else ""))
         elif own:
-            faults.append(f"  {name}: set by the arms ({', '.join(own)}); expected other settings")
-    if faults:
-        raise RunError(f"study {study.name!r} does not accept these settings:\n" + "\n".join(faults))
+            errors.append(f"  {name}: set by the arms ({', '.join(own)}); expected other settings")
+    if errors:
+        raise RunError(f"study {study.name!r} does not accept these settings:\n" + "\n".join(errors))
     values = {name: listed(value) for name, value in given.items()}
     if "model" in values and Path(values["model"]).is_dir():  # each trial runs in its own directory
         values["model"] = str(Path(values["model"]).absolute())
@@ -172,17 +172,17 @@ def shortened(study: Study) -> Study:
     )
 
 
-def faults_of_trials(study: Study) -> list[str]:
-    faults: dict[str, list[str]] = {}
+def errors_of_trials(study: Study) -> list[str]:
+    errors: dict[str, list[str]] = {}
     for arm in study.arms:
         try:
             build_config(study.settings_of(arm.name, study.seeds[0])).validate()
         except (TypeError, ValueError) as error:
             lines = str(error).splitlines()
             for line in lines[1:] or lines:
-                faults.setdefault(line.strip(), []).append(arm.name)
+                errors.setdefault(line.strip(), []).append(arm.name)
     every = len(study.arms)
-    return [line if len(of) == every else f"arm {', '.join(of)}: {line}" for line, of in faults.items()]
+    return [line if len(of) == every else f"arm {', '.join(of)}: {line}" for line, of in errors.items()]
 
 
 def config_of(plan: Plan, arm: str, seed: int) -> dict[str, Any]:
@@ -298,13 +298,13 @@ def max_failures_in(given: dict[str, Any]) -> int:
 
 
 def _unknown(what: str, asked: Iterable[Any], known: Sequence[Any]) -> list[str]:
-    faults = []
+    errors = []
     for name in asked:
         if name not in known:
             near = nearest(name, known) if what == "arm" else ""
             hint = f"; did you mean {near}?" if near else ""
-            faults.append(f"{what} {name!r} is unknown; expected some of {', '.join(map(str, known))}{hint}")
-    return faults
+            errors.append(f"{what} {name!r} is unknown; expected some of {', '.join(map(str, known))}{hint}")
+    return errors
 
 
 USAGE = "%(prog)s [STUDY] [--storage DIR] [--resume] [--arms ARM ...] [--seeds N ...] [--short] [--SETTING VALUE ...]"

@@ -25,7 +25,7 @@ from rllib_srl.batch.layout import MicroBatch
 from rllib_srl.common.setting_model import is_integer
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import ModelError, described_model
-from rllib_srl.learner.reference import START, FrozenPolicy, checkpoint_fault, is_checkpoint
+from rllib_srl.learner.reference import START, FrozenPolicy, checkpoint_error, is_checkpoint
 from rllib_srl.learner.regularisers.rule import COEFF, Range, Regulariser, Term, Training, bounded
 from rllib_srl.losses.kl import KL_LOSSES
 from rllib_srl.types import Group
@@ -60,16 +60,16 @@ class Distillation(Regulariser):
     def frozen_sources(self) -> Collection[str]:
         return dict.fromkeys(self._sources.values())
 
-    def faults(self, name: str, config: Any) -> Iterator[str]:
+    def errors(self, name: str, config: Any) -> Iterator[str]:
         """Yield errors: a teacher that cannot be loaded or has other tokens, and settings that do not fit."""
         model = config.model_config.get("model")
         for source in self.frozen_sources:
-            if fault := _fault_of(source, model):
-                yield f"{name}.teacher = {source!r}; {fault}"
+            if error := _error_of(source, model):
+                yield f"{name}.teacher = {source!r}; {error}"
         if self.mode == FORWARD and not self.top_k:
             yield f"{name}.top_k = 0 with mode = 'forward'; expected at least 1: no token is sampled from the teacher"
 
-    def faults_of_model(self, name: str, num_tokens: int) -> Iterator[str]:
+    def errors_of_model(self, name: str, num_tokens: int) -> Iterator[str]:
         """Yield an error if the model has fewer tokens than `top_k`."""
         if self.top_k > num_tokens:
             yield f"{name}.top_k = {self.top_k}; expected at most {num_tokens}, the vocabulary of the model"
@@ -83,8 +83,8 @@ class Distillation(Regulariser):
         super().start(training)
         model, sources = training.policy.model_config["model"], list(self.frozen_sources)
         for source in sources:
-            if fault := _fault_of(source, model):
-                raise ValueError(f"teacher = {source!r}; {fault}")
+            if error := _error_of(source, model):
+                raise ValueError(f"teacher = {source!r}; {error}")
         self._teachers: list[FrozenPolicy] = [training.frozen(source) for source in sources]
         self._number = {domain: sources.index(source) for domain, source in self._sources.items()}
         self._teacher_B = np.zeros(0, np.int64)
@@ -141,12 +141,12 @@ class Distillation(Regulariser):
 
 
 @lru_cache(maxsize=64)
-def _fault_of(source: str, model: str) -> str:
+def _error_of(source: str, model: str) -> str:
     """Return why a model cannot teach the policy's model, "" if it can or its files are not unpacked yet."""
     if source == START:
         return ""
     if is_checkpoint(source):
-        return checkpoint_fault(Path(source))
+        return checkpoint_error(Path(source))
     try:
         places = described_model(source), described_model(model)
     except ModelError as error:

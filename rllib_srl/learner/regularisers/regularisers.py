@@ -33,7 +33,7 @@ def made(value: Any) -> dict[str, Regulariser]:
     return {name: regularisers[name] for name in sorted(regularisers, key=order.index) if regularisers[name].coeff}
 
 
-def parameter_faults(value: Any) -> Iterator[str]:
+def parameter_errors(value: Any) -> Iterator[str]:
     """Yield an error message for each name, parameter and value that `made` does not take."""
     if value is None:
         return
@@ -42,8 +42,8 @@ def parameter_faults(value: Any) -> Iterator[str]:
         yield f"regularisers = {value!r}; expected a mapping from some of {listed} to their parameters, or None"
         return
     for name, spec in value.items():
-        if fault := REGULARISERS.fault(name):
-            yield f"regularisers.{name} = {spec!r}; {fault}"
+        if error := REGULARISERS.error(name):
+            yield f"regularisers.{name} = {spec!r}; {error}"
             continue
         kind: Any = REGULARISERS.named(name)
         if not isinstance(kind, type) or not issubclass(kind, Regulariser):
@@ -58,10 +58,10 @@ def parameter_faults(value: Any) -> Iterator[str]:
                 yield f"{shown}; expected {valid.expected}"
 
 
-def size_faults(regularisers: Mapping[str, Regulariser], num_tokens: int) -> list[str]:
+def size_errors(regularisers: Mapping[str, Regulariser], num_tokens: int) -> list[str]:
     """Return an error message for each parameter that the model's vocabulary rules out."""
     pairs = regularisers.items()
-    return [line for name, r in pairs for line in r.faults_of_model(f"regularisers.{name}", num_tokens)]
+    return [line for name, r in pairs for line in r.errors_of_model(f"regularisers.{name}", num_tokens)]
 
 
 def _parameters(spec: Any) -> dict[str, Any]:
@@ -86,8 +86,8 @@ class Regularisers:
             ValueError: the model has fewer tokens than a parameter requires, or as in `Regulariser.start`.
         """
         self._all, self._training = dict(regularisers), training
-        if faults := size_faults(self._all, training.policy.model.config.get_text_config().vocab_size):
-            raise ValueError("; ".join(faults))
+        if errors := size_errors(self._all, training.policy.model.config.get_text_config().vocab_size):
+            raise ValueError("; ".join(errors))
         for regulariser in self._all.values():
             regulariser.start(training)
         self._in_loss = {_metric(name): r for name, r in self._all.items() if _overrides(r, "loss")}

@@ -88,11 +88,11 @@ class Regulariser:
         """Return how many episodes of a domain `end_stage` reads."""
         return 0
 
-    def faults(self, name: str, config: Any) -> Iterator[str]:
+    def errors(self, name: str, config: Any) -> Iterator[str]:
         """Yield conflicts of its parameters with other settings; `name` begins each message."""
         return iter(())
 
-    def faults_of_model(self, name: str, num_tokens: int) -> Iterator[str]:
+    def errors_of_model(self, name: str, num_tokens: int) -> Iterator[str]:
         """Yield conflicts of its parameters with a vocabulary of `num_tokens`."""
         return iter(())
 

@@ -17,7 +17,7 @@ import torch
 
 from rllib_srl.batch.layout import Episode, MicroBatch
 from rllib_srl.learner.regularisers.rule import COEFF, Named, Range, Regulariser, Term, Training, bounded
-from rllib_srl.learner.regularisers.weights import as_arrays, as_tensors, stage_faults
+from rllib_srl.learner.regularisers.weights import as_arrays, as_tensors, stage_errors
 from rllib_srl.losses.kl import KL_LOSSES
 from rllib_srl.types import Group
 
@@ -39,9 +39,9 @@ class LwF(Regulariser):
     needs_stages = True
     num_copies = 1
 
-    def faults(self, name: str, config: Any) -> Iterator[str]:
+    def errors(self, name: str, config: Any) -> Iterator[str]:
         """Yield errors: it needs stages, whole weights and revisits."""
-        yield from stage_faults(name, config, "a complete second copy of the weights")
+        yield from stage_errors(name, config, "a complete second copy of the weights")
         if not config.may_draw("revisit"):
             yield f"{name} with replay_revisit_fraction = 0; expected above 0: it acts on revisited prompts"
 

@@ -83,9 +83,9 @@ class EWC(Regulariser):
         """Return the number of episodes on which importance is measured."""
         return self.episodes
 
-    def faults(self, name: str, config: Any) -> Iterator[str]:
+    def errors(self, name: str, config: Any) -> Iterator[str]:
         """Yield errors: it needs stages, whole weights and episodes of the last update."""
-        yield from stage_faults(name, config, "gradients of single episodes")
+        yield from stage_errors(name, config, "gradients of single episodes")
         if is_integer(config.max_lag, 1):
             yield (
                 f"{name} with max_lag = {config.max_lag}; expected max_lag = 0: it measures importance on episodes "
@@ -157,7 +157,7 @@ def as_tensors(weights: Mapping[str, Any], device: torch.device) -> dict[str, to
     return {name: torch.tensor(np.asarray(array), device=device) for name, array in weights.items()}
 
 
-def stage_faults(name: str, config: Any, why: str) -> Iterator[str]:
+def stage_errors(name: str, config: Any, why: str) -> Iterator[str]:
     """Yield errors of a regulariser that acts from the end of the first stage on; with `fsdp` it lacks `why`."""
     if not isinstance(config.stream, list | tuple) or len(config.stream) < 2:
         shown = "None" if config.stream is None else "one without stages that end"

@@ -43,13 +43,13 @@ def chat_of(question, **more):
 
 
 class SmallEngine(VLLMServer):
-    """Answers over the same connection. `fault`: "" or how answers fail; `canary_shift`: nats by which it is off."""
+    """Answers over the same connection. `error`: "" or how answers fail; `canary_shift`: nats by which it is off."""
 
     def __init__(self, path):
         super().__init__(FIXED, path, True)
-        self.path, self.fault, self.loaded, self.http = str(path), "", [], None
+        self.path, self.error, self.loaded, self.http = str(path), "", [], None
         self.bodies, self.canary_shift, self.is_dead, self.num_starts = [], 0.0, False, 0
-        self.load_fault = ""
+        self.load_error = ""
         self.texts = []  # of the next answers that are no streams
 
     async def start(self):
@@ -73,8 +73,8 @@ class SmallEngine(VLLMServer):
         return self.is_dead
 
     async def load(self, name, directory):
-        if self.load_fault:
-            raise ServerError(self.load_fault)
+        if self.load_error:
+            raise ServerError(self.load_error)
         self.loaded.append(name)
 
     async def unload(self, name):
@@ -88,9 +88,9 @@ class SmallEngine(VLLMServer):
     async def _chat(self, request):
         body = await request.json()
         self.bodies.append(body)
-        if self.fault == "500":
+        if self.error == "500":
             return JSONResponse({"error": {"message": "out of order"}}, 500)
-        if self.fault == "400":
+        if self.error == "400":
             return JSONResponse({"error": {"message": "too long"}}, 400)
         if body["n"] > 1 or "tools" in body:
             text = self.texts.pop(0) if self.texts else " 93"
@@ -105,7 +105,7 @@ class SmallEngine(VLLMServer):
                 await asyncio.sleep(0.05)
                 whole["message"]["content"] = self.texts.pop(0)
             return JSONResponse({"id": "x", "model": "v0", "prompt_token_ids": [1, 2], "choices": [whole]})
-        if self.fault == "long":
+        if self.error == "long":
             pieces = [choice_of(5, -0.5, "delta", "x" * 100_000)] * 200 + pieces[1:]
         return StreamingResponse(self._events(pieces))
 
@@ -113,10 +113,10 @@ class SmallEngine(VLLMServer):
         for at, piece in enumerate(pieces):
             head = {"id": "x", "choices": [piece], **({} if at else {"prompt_token_ids": [1, 2]})}
             yield b"data: " + json.dumps(head).encode() + b"\n\n"
-            if self.fault == "cut":
+            if self.error == "cut":
                 await asyncio.sleep(0.05)
                 raise ConnectionError("cut")
-            await asyncio.sleep(0 if self.fault == "long" else 0.01)
+            await asyncio.sleep(0 if self.error == "long" else 0.01)
         yield b"data: [DONE]\n\n"
 
 

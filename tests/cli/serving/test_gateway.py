@@ -133,17 +133,17 @@ async def test_bad_requests_have_clear_answers(parts):
 
 @gateway()
 async def test_failures_of_the_engine_are_clear_and_an_answer_that_was_cut_is_logged_as_such(parts):
-    for fault, status in (("500", 502), ("400", 400)):
-        parts.engine.fault = fault
+    for error, status in (("500", 502), ("400", 400)):
+        parts.engine.error = error
         assert (await parts.ask()).status_code == status
-    parts.engine.fault, parts.serving.num_restarts = "cut", 2
+    parts.engine.error, parts.serving.num_restarts = "cut", 2
     text = (await parts.ask(stream=True)).text
     assert parts.serving.num_restarts == 2  # half an answer is none
     assert "the engine failed in mid-answer" in text and "[DONE]" not in text
     (name,) = {json.loads(line[6:])["id"] for line in text.split("\n") if line.startswith('data: {"id"')}
     logged = await parts.db.run(parts.db.store.find, name)
     assert (logged.finish_reason, logged.tokens, logged.answer) == ("cut", None, " 9")
-    parts.engine.fault = ""
+    parts.engine.error = ""
     assert (await parts.ask()).status_code == 200 and parts.serving.num_under_way == parts.serving.num_restarts == 0
 
 
@@ -197,7 +197,7 @@ async def test_a_full_database_refuses_loses_nothing_and_works_again_with_room(p
 @gateway()
 async def test_a_client_that_stops_reading_does_not_hold_up_training(parts, monkeypatch):
     monkeypatch.setattr("rllib_srl.envs.agents.web.WRITE_TIMEOUT_S", 0.3)
-    parts.engine.fault = "long"
+    parts.engine.error = "long"
     said = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Which?"}], "stream": True}).encode()
     async with raw(parts) as (_, writer):
         writer.write(request_of("POST /v1/chat/completions", TOKEN, said))
@@ -366,16 +366,16 @@ async def test_a_candidate_that_the_engine_does_not_take_waits_for_a_new_engine_
         return (await parts.db.run(parts.db.store.version, 1)).state
 
     await candidate(parts, {"a/0": "good"})
-    parts.engine.is_dead, parts.engine.load_fault = True, "vLLM does not answer"
+    parts.engine.is_dead, parts.engine.load_error = True, "vLLM does not answer"
     task = asyncio.create_task(parts.training.run())
     await asyncio.sleep(0.1)
     assert await state() == "candidate" and not parts.training.is_paused  # the engine is started again
-    parts.engine.is_dead, parts.engine.load_fault = False, "vLLM answers with 400: bad rank"
+    parts.engine.is_dead, parts.engine.load_error = False, "vLLM answers with 400: bad rank"
     while not parts.training.is_paused:
         await asyncio.sleep(0.01)
     assert parts.training.error == "version 1: pushing failed 3 times, vLLM answers with 400: bad rank"
     assert await state() == "candidate"
-    parts.engine.load_fault = ""
+    parts.engine.load_error = ""
     reply = await parts.send("POST", "/v1/training", json={"paused": False})
     assert reply.json() == {"is_paused": False} and not parts.training.error
     while parts.serving.number != 1:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from scripts.broken_requests import fault_of
+from scripts.broken_requests import error_of
 from scripts.nothing_lost import Cut, Ledger, lost_of, whole_of
 
 ANSWERS, VALUES = {"a": "A pear.", "b": "Red."}, {"a": "good"}
@@ -36,7 +36,7 @@ def test_half_a_stream_is_no_answer():
             whole_of(body)
 
 
-@pytest.mark.parametrize(("status", "body", "is_fault"), [
+@pytest.mark.parametrize(("status", "body", "is_error"), [
     (200, json.dumps(WHOLE).encode(), False),
     (200, stream_of(HALF, REST), False),
     (400, b'{"error": {"message": "no"}}', False),
@@ -46,5 +46,5 @@ def test_half_a_stream_is_no_answer():
     (200, stream_of(HALF, REST, end=b""), True),
     (200, json.dumps({**WHOLE, "prompt_token_ids": [1]}).encode(), True),
 ])  # fmt: skip
-def test_a_reply_is_an_error_in_a_form_or_a_whole_answer(status, body, is_fault):
-    assert bool(fault_of(status, body)) is is_fault
+def test_a_reply_is_an_error_in_a_form_or_a_whole_answer(status, body, is_error):
+    assert bool(error_of(status, body)) is is_error

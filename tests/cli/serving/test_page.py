@@ -121,7 +121,7 @@ def at_the_page(tmp_path, do, is_filled=True, **how):
         def use():
             with PageHands(f"http://127.0.0.1:{parts.port}/?token={TOKEN}") as hands:
                 do(hands, parts)
-                assert [one for one in hands.faults if "502 (Bad Gateway)" not in str(one)] == []
+                assert [one for one in hands.errors if "502 (Bad Gateway)" not in str(one)] == []
 
         await asyncio.to_thread(use)
 
@@ -186,7 +186,7 @@ def test_halves_of_a_rating_and_what_fails_are_said_on_the_page(tmp_path):
         assert name not in values(parts)
         hands.press("2")
         hands.wait("document.querySelector('.marks + p').textContent.includes('rated bad 2: reward -0.4')")
-        parts.engine.fault = "500"
+        parts.engine.error = "500"
         hands.value("by('prompt').value = 'Again?'; by('ask').requestSubmit()")
         hands.wait("by('said').textContent === 'the engine failed: out of order'")
         assert hands.value("by('prompt').value") == "Again?"
