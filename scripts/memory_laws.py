@@ -11,7 +11,7 @@ from rllib_srl.replay.items import Tables
 from rllib_srl.replay.store import Store
 
 AT_LEAST_0 = (
-    *("stability", "interval", "variance", "reps", "lapses", "visits", "num_success", "domain", "num_silent"),
+    *("stability", "interval", "variance", "reps", "lapses", "visits", "num_success", "domain", "num_zero_variance"),
     *("history_count", "pass_rate", "diversity", "uses", "num_loss_tokens", "num_bytes", "abs_advantage"),
 )
 

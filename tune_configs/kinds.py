@@ -1,7 +1,7 @@
 """The kinds of prompts that studies are made of, and how well the tiny model does on each before any training.
 
     KINDS["compare_3_largest"]      kind -> its environment with settings
-    UNTRAINED["compare_3_largest"]  its pass rate, and its share of groups without signal
+    UNTRAINED["compare_3_largest"]  its pass rate, and its share of zero-variance groups
 
 A kind is a skill: a task with a size and a range of numbers. All are played without shots. The candidates were played
 by the tiny model before any training, and kinds were kept by that alone, never by how a method does on them
@@ -45,7 +45,7 @@ CANDIDATES: dict[str, dict[str, Any]] = {
         for name in ("gcd", "lcm", "count_bits", "bitwise_arithmetic")
     },
 }
-# Of the tiny model before any training, 32 prompts x 8 answers a kind: pass rate, share of groups without signal.
+# Of the tiny model before any training, 32 prompts x 8 answers a kind: pass rate, share of zero-variance groups.
 UNTRAINED = {
     "compare_2_largest": (0.195, 0.38), "compare_2_largest_digits": (0.668, 0.94),
     "compare_2_largest_low": (0.301, 0.41), "compare_2_largest_near": (0.410, 0.44),

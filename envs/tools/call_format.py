@@ -36,11 +36,11 @@ class CallFormat:
     def read(self, turn: str, tools: Tools) -> Said:
         """Return the calls or the answer of a turn."""
         if len(turn) > MAX_TURN_CHARS:
-            return Said(text=turn, reason=f"{len(turn)} characters; expected at most {MAX_TURN_CHARS}")
+            return Said(text=turn, error=f"{len(turn)} characters; expected at most {MAX_TURN_CHARS}")
         try:
             return self._read(turn, tools)
         except CallError as error:
-            return Said(text=turn, reason=str(error))
+            return Said(text=turn, error=str(error))
 
     def _read(self, turn: str, tools: Tools) -> Said:
         raise NotImplementedError

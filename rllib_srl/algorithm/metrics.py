@@ -1,7 +1,7 @@
 """Logs each iteration: metrics to RLlib, transcripts to files.
 
 All metrics are explained in docs/metrics.md. The counts of groups add up:
-    prompts played = groups with signal + groups without signal + groups dropped
+    prompts played = groups with variance + zero-variance groups + groups dropped
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ray.rllib.utils.metrics import (
 )
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from rllib_srl.algorithm.silent_groups import SilentGroups
-from rllib_srl.batch.advantages import AdvantageBatch, AdvantageEstimator, has_signal
+from rllib_srl.algorithm.zero_variance import ZeroVarianceGroups
+from rllib_srl.batch.advantages import AdvantageBatch, AdvantageEstimator, has_variance
 from rllib_srl.batch.posterior import predicted
 from rllib_srl.engine.canary import CanaryGap
 from rllib_srl.replay.admission import detector_of, redact_turns
@@ -46,7 +46,7 @@ REPLAY_RESULTS = "replay"
 ROLLOUT_RESULTS = "rollout"
 # Number of batches without any reward at the start of a run after which a warning shows sample answers. One such batch
 # may be chance; a wrong answer format or a broken grader should be visible before hours are spent.
-NUM_SILENT_BATCHES = 2
+NUM_UNREWARDED_BATCHES = 2
 NUM_SHOWN_LOSSES = 4  # per iteration
 TRANSCRIPTS = "transcripts.jsonl"
 ORIGINS = ("fresh", "revisit", "reuse")  # of groups
@@ -69,9 +69,9 @@ class Report:
         self._metrics, self._directory = metrics, directory
         self._detector = detector_of(admit)
         self._writer: EventFile | None = None
-        self._num_silent = 0  # batches without any reward
+        self._num_unrewarded = 0  # batches without any reward
         self._has_warned_of_late_groups = False
-        self._silent_groups = SilentGroups()
+        self._zero_variance = ZeroVarianceGroups()
         self._domains: dict[str, dict[str, float]] = {}  # metrics of the memory by domain, after the last iteration
 
     @property
@@ -94,12 +94,12 @@ class Report:
                 self._metrics.aggregate([batch.metrics], key=ENV_RUNNER_RESULTS)
         rewards = np.concatenate([np.zeros(0), *(group.rewards_G for group in groups if group.has_reward_G is None)])
         tokens = int(sum(group.num_loss_tokens_G.sum() for group in groups))
-        with_signal = [has_signal(group.rewards_G) for group in groups]
+        with_variance = [has_variance(group.rewards_G) for group in groups]
         self._value(EPISODE_RETURN_MEAN, float(rewards.mean()) if len(rewards) else float("nan"))
         self._value(EPISODE_LEN_MEAN, float(np.mean([n for g in groups for n in g.lengths_G])) if groups else 0.0)
         self._value("num_groups", len(groups))
-        self._value("num_groups_with_signal", sum(with_signal))
-        self._value("num_groups_without_signal", len(groups) - sum(with_signal))
+        self._value("num_groups_with_variance", sum(with_variance))
+        self._value("num_groups_zero_variance", len(groups) - sum(with_variance))
         self._value("num_groups_dropped", sum(batch.num_dropped_groups for batch in batches))
         self._value("num_generated_tokens", tokens)
         self._value("num_generated_tokens_lifetime", tokens, reduce="lifetime_sum")
@@ -107,7 +107,7 @@ class Report:
             self._value(name, max((batch.seconds.get(name, 0.0) for batch in batches), default=0.0))
         self._value("num_unparsed", sum(batch.num_unparsed for batch in batches))
         self._reward_parts(batches)
-        self._warn_of_silence(iteration, rewards, batches)
+        self._warn_of_zero_rewards(iteration, rewards, batches)
         self._warn_of_losses([line for batch in batches for line in batch.errors])
         self._reasons(batches)
         self._lifetimes(sum(len(group.rewards_G) for group in groups), sum(batch.num_turns for batch in batches))
@@ -177,11 +177,11 @@ class Report:
             if of := {name: int(num) for name, num in self._domains.get(domain, {}).items()}:
                 stages.info(
                     f"stage of {domain} ended: {of['num_items']} prompts and {of['num_stored_groups']} groups stored; "
-                    f"{of['num_groups']} groups played, {of['num_groups_without_signal']} of them of equal rewards; "
+                    f"{of['num_groups']} groups played, {of['num_groups_zero_variance']} of them of equal rewards; "
                     f"{of['num_revisits']} revisits, {of['num_reuses']} reuses"
                 )
 
-    def signal(
+    def trained(
         self,
         groups: Sequence[GroupMeta],
         batch: AdvantageBatch,
@@ -205,15 +205,15 @@ class Report:
         self._metrics.log_value((REPLAY_RESULTS, "surprise_mean"), mean, reduce="mean", window=1)
 
     def pool(self, groups: Sequence[GroupMeta], pass_reward: float, rule: str) -> None:
-        """Warn once if choosing among the run's prompts can gain little; see `silent_groups.py`.
+        """Warn once if choosing among the run's prompts can gain little; see `zero_variance.py`.
 
         Args:
             groups: the played groups.
             pass_reward: the lowest reward of a success, unless the environment defines its own.
             rule: the advantage rule.
         """
-        self._silent_groups.count(groups, pass_reward)
-        if line := self._silent_groups.warning(rule):
+        self._zero_variance.count(groups, pass_reward)
+        if line := self._zero_variance.warning(rule):
             self.warn(line)
 
     def ahead(self, lags: Sequence[int], num_late: int, num_dropped_tokens: int) -> None:
@@ -270,18 +270,18 @@ class Report:
         reduction = {"reduce": reduce} if reduce else {"reduce": "mean", "window": 1}
         self._metrics.log_value((ENV_RUNNER_RESULTS, name), value, **reduction)
 
-    def _warn_of_silence(self, iteration: int, rewards: np.ndarray, batches: Sequence[RunnerBatch]) -> None:
-        """Warn once, with sample answers, if no episode of the first `NUM_SILENT_BATCHES` batches has a reward."""
+    def _warn_of_zero_rewards(self, iteration: int, rewards: np.ndarray, batches: Sequence[RunnerBatch]) -> None:
+        """Warn once, with sample answers, if no episode of the first `NUM_UNREWARDED_BATCHES` batches has a reward."""
         if len(rewards) and not (rewards > 0).any():
-            self._num_silent += 1
-        if not self._num_silent == iteration == NUM_SILENT_BATCHES:
+            self._num_unrewarded += 1
+        if not self._num_unrewarded == iteration == NUM_UNREWARDED_BATCHES:
             return
         answers = [answer for batch in batches for answer in batch.unpaid][:MAX_SHOWN_ANSWERS]
         if answers:
             lines = [f"answer {a['answer']!r}: parsed {a['parsed']!r}, expected {a['expected']!r}" for a in answers]
             samples = "\n    ".join(lines)
             self.warn(
-                f"all rewards of the first {NUM_SILENT_BATCHES} iterations are 0, so nothing is learned. "
+                f"all rewards of the first {NUM_UNREWARDED_BATCHES} iterations are 0, so nothing is learned. "
                 f"{len(answers)} sample answers:\n    {samples}\n  Check that the prompt, max_turn_tokens and the "
                 "expected format suit the model; see docs/grading.md."
             )
@@ -346,9 +346,9 @@ class Report:
 
 def counts_of(groups: Iterable[GroupMeta], trained: Iterable[GroupMeta]) -> Counter[str]:
     """Count by origin: groups and their generated tokens, groups that are trained on and their loss tokens."""
-    units = ("groups", "signal", "tokens", "generated")
+    units = ("groups", "trained", "tokens", "generated")
     counts: Counter[str] = Counter({f"num_{unit}_{origin}": 0 for unit in units for origin in ORIGINS})
-    for name, of_tokens, metas in (("groups", "generated", groups), ("signal", "tokens", trained)):
+    for name, of_tokens, metas in (("groups", "generated", groups), ("trained", "tokens", trained)):
         for group in metas:
             counts[f"num_{name}_{group.origin}"] += 1
             counts[f"num_{of_tokens}_{group.origin}"] += int(group.num_loss_tokens_G.sum())
@@ -359,10 +359,10 @@ def shares_of(counts: Mapping[str, float]) -> dict[str, float]:
     """Return revisit / (fresh + revisit) and reuse / (fresh + revisit + reuse) of counts over any period, in each unit.
 
     They are nan where nothing was counted. Each unit can hide a shift that another shows: prompts played (revisits cost
-    generation), groups trained on ("signal"), their loss tokens (what trains).
+    generation), groups trained on ("trained"), their loss tokens (what trains).
     """
     fractions = {}
-    for unit, name in (("groups", "prompts"), ("signal", "signal"), ("tokens", "tokens")):
+    for unit, name in (("groups", "prompts"), ("trained", "trained"), ("tokens", "tokens")):
         fresh, revisit, reuse = (counts.get(f"num_{unit}_{origin}", 0) for origin in ORIGINS)
         played, everything = fresh + revisit, fresh + revisit + reuse
         fractions[f"revisit_share_{name}"] = revisit / played if played else float("nan")

@@ -39,7 +39,7 @@ from rllib_srl.algorithm.gpu_memory import check_memory
 from rllib_srl.algorithm.metrics import Report
 from rllib_srl.algorithm.model_shape import ModelShape
 from rllib_srl.algorithm.resources import card_bytes_here, check_build, check_cluster_holds
-from rllib_srl.batch.advantages import AdvantageBatch, AdvantageEstimator, has_signal
+from rllib_srl.batch.advantages import AdvantageBatch, AdvantageEstimator, has_variance
 from rllib_srl.batch.posterior import NO_HISTORY
 from rllib_srl.batch.shard import TrainingShard, build_shards
 from rllib_srl.common.callbacks import augmented, call_finished, call_rllibs, call_stopped, hooks, planned
@@ -267,14 +267,14 @@ class SRL(SavedAlgorithm):
     def _rollout(self, it: Iteration, prompts: Batch) -> None:
         """Play the prompts.
 
-        Dynamic sampling: further prompts are played until `num_prompts_per_batch` groups have signal, in at most
+        Dynamic sampling: further prompts are played until `num_prompts_per_batch` groups have variance, in at most
         `dynamic_sampling_tries` rounds.
         """
         it.batches = self.rollouts.play_training(prompts.prompts, self.iteration, prompts.num_revisits)
         it.num_played = sum(len(batch.groups) + batch.num_dropped_groups for batch in it.batches)
         num_more = 0
         for attempt in range(1, self.advantage_estimator.settings.dynamic_sampling_tries + 1):
-            num_live = sum(has_signal(group.rewards_G) for batch in it.batches for group in batch.groups)
+            num_live = sum(has_variance(group.rewards_G) for batch in it.batches for group in batch.groups)
             if num_live >= self.config.num_prompts_per_batch:
                 break
             more = self.source.draw(self.config.num_prompts_per_batch - num_live, it.plan.fresh)
@@ -310,7 +310,7 @@ class SRL(SavedAlgorithm):
     def _report(self, it: Iteration) -> None:
         self.report.iteration(it.now, it.batches, it.groups, it.batch.played)
         self.report.memory(self.memory, it.groups, it.reused, it.batch.groups, it.visits, it.now)
-        self.report.signal(it.groups, it.batch, it.visits, self.advantage_estimator)
+        self.report.trained(it.groups, it.batch, it.visits, self.advantage_estimator)
         paid = [group for group in it.groups if group.has_reward_G is None]
         self.report.pool(paid, self.config.replay_pass_reward, self.advantage_estimator.settings.advantage)
 
@@ -431,7 +431,7 @@ class SRL(SavedAlgorithm):
         return [settings.kl_coeff * kl_of[id(group.ref)] for group in groups]
 
     def _learn(self, shards: Sequence[TrainingShard]) -> bool:
-        """Update the learners; return whether they were updated. A batch without any signal is skipped and counted."""
+        """Update the learners; return whether they were. Counted and skipped if all groups have zero variance."""
         is_empty = not any(shard.group_refs for shard in shards)
         self.report.count("num_empty_batches", int(is_empty))
         if is_empty:

@@ -75,7 +75,7 @@ ADVANTAGES: Rules[Callable[[np.ndarray], np.ndarray]] = Rules(
 GROUP_NORMALISED = ("group", "batch", "mean_only", "leave_one_out")
 
 
-def has_signal(rewards_G: np.ndarray) -> bool:
+def has_variance(rewards_G: np.ndarray) -> bool:
     """Return whether the rewards of a group differ; equal rewards give zero advantages and no gradient."""
     return bool(np.ptp(rewards_G) > 1e-8)
 
@@ -154,7 +154,7 @@ class AdvantageEstimator:
     """Advantage estimator of a run. Invariant: it has no state."""
 
     def __init__(self, settings: LossSettings, trains_all: bool = False) -> None:
-        """Set the loss settings, and whether played groups without a signal are also trained on."""
+        """Set the loss settings, and whether played zero-variance groups are also trained on."""
         self.settings, self._trains_all = settings, trains_all
 
     @property
@@ -223,7 +223,7 @@ class AdvantageEstimator:
             return [pair for pair in zip(reused, advantages, strict=True) if self._is_surprise(pair[1])]
         rule = settings.advantage
         pairs = zip(reused, group_relative(rewards, rule), strict=True)
-        return [(group, a) for group, a in pairs if has_signal(group.rewards_G)]
+        return [(group, a) for group, a in pairs if has_variance(group.rewards_G)]
 
     def _played(self, rewards: Sequence[np.ndarray], histories: Sequence[History]) -> list[np.ndarray]:
         """Return the advantages of played groups from their rewards."""
@@ -237,7 +237,7 @@ class AdvantageEstimator:
         if self._trains_all:
             return [True] * len(rewards)
         if not self.uses_history:
-            return [has_signal(rewards_G) for rewards_G in rewards]
+            return [has_variance(rewards_G) for rewards_G in rewards]
         return [self._is_surprise(advantage_G) for advantage_G in self._played(rewards, histories)]
 
     def _is_surprise(self, advantage_G: np.ndarray) -> bool:

@@ -95,8 +95,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def compare(arguments: argparse.Namespace) -> int:
     sides = sides_of((arguments.a, arguments.b), given_settings(arguments), arguments.trust_checkpoint)
-    is_silent = arguments.json == Path("-")
-    with showing_progress(1, sys.stderr if is_silent else None) as progress:
+    is_quiet = arguments.json == Path("-")
+    with showing_progress(1, sys.stderr if is_quiet else None) as progress:
         (first, num_asked), (second, _) = (played_by(side, arguments.verbose, progress) for side in sides)
     found, names = Comparison(first, second, num_asked), [str(side.checkpoint or side.what) for side in sides]
     lines = [f"A  {names[0]}", f"B  {names[1]}", *lines_of(found)]

@@ -66,10 +66,10 @@ def report(figures: Mapping[str, Any], lines: Sequence[str], path: Path | None) 
         path.write_text(text, encoding="utf-8")
 
 
-def measured(values: Mapping[str, Any], checkpoint: Path | None, verbose: bool, is_silent: bool) -> dict[str, Any]:
+def measured(values: Mapping[str, Any], checkpoint: Path | None, verbose: bool, is_quiet: bool) -> dict[str, Any]:
     """Evaluate and return all metrics; leave no files behind."""
     with (
-        showing_progress(1, sys.stderr if is_silent else None) as progress,
+        showing_progress(1, sys.stderr if is_quiet else None) as progress,
         started(values, checkpoint, verbose, progress) as algo,
     ):
         config = algo.config

@@ -63,7 +63,7 @@ MEMORY = {  # metric of the memory -> title
 OF_DOMAIN = {  # metric of a domain -> title
     "num_items": "prompts stored",
     "num_groups": "groups played",
-    "num_groups_without_signal": "of equal rewards",
+    "num_groups_zero_variance": "of equal rewards",
     "num_revisits": "revisits",
     "num_reuses": "reuses",
 }

@@ -102,12 +102,12 @@ def end_family(family: Iterable[psutil.Process]) -> None:
 class Failure:
     """Why a process returned no value.
 
-    Invariant: `is_silent` (a timeout, a broken process) means that the process may still run and must be killed before
+    Invariant: `is_hung` (a timeout, a broken process) means that the process may still run and must be killed before
     it is replaced.
     """
 
     reason: str
-    is_silent: bool
+    is_hung: bool
 
 
 class ActorFailure(RuntimeError):
@@ -175,17 +175,17 @@ def gather(calls: Mapping[int, ray.ObjectRef[Result]], timeout_s: float) -> Iter
         if not ready:
             break
     for actor_id in pending.values():
-        yield actor_id, Failure(f"gave no answer within {timeout_s:g} s", is_silent=True)
+        yield actor_id, Failure(f"gave no answer within {timeout_s:g} s", is_hung=True)
 
 
 def _value(ref: ray.ObjectRef[Any]) -> Any:
     try:
         return ray.get(ref, timeout=60)
     except RayActorError as error:
-        return Failure(f"died ({first_line(error)})", is_silent=False)
+        return Failure(f"died ({first_line(error)})", is_hung=False)
     except RayTaskError as error:
         if isinstance(error.cause, ProcessBrokenError):
-            return Failure(f"cannot continue ({first_line(error.cause)})", is_silent=True)
+            return Failure(f"cannot continue ({first_line(error.cause)})", is_hung=True)
         raise (error.cause if isinstance(error.cause, Exception) else error) from None
 
 

@@ -94,7 +94,7 @@ class Rules(dict[str, R]):
             raise ValueError("; ".join(errors))
         return rule(**parameters) if isinstance(rule, type) else rule
 
-    def problem(self, name: Any) -> str:
+    def error(self, name: Any) -> str:
         """Return the error message "expected ..." for a name or an import path, "" if it is valid."""
         return self._found(name)[1]
 

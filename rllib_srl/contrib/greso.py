@@ -1,11 +1,11 @@
-"""GRESO: take the longest since the last visit; a prompt that was silent is skipped for a random number of passes.
+"""GRESO: take the longest since the last visit; a prompt of zero variance is skipped for a random number of passes.
 
     replay_selection = "contrib.greso"; parameters in replay_selection_config = {"least": 0.05}
 
 Differences from the source: it skips while it walks through an epoch and moves on when its batch is full. Here each
 prompt draws once, at its visit, how many passes it will skip, which has the same distribution; a pass lasts as long as
-a walk over the prompts that are not skipped. The source adapts the probabilities to a target share of silent prompts,
-apart for solved and hopeless ones; here they are fixed. Candidates are the prompts in the memory.
+a walk over the prompts that are not skipped. The source adapts the probabilities to a target share of
+zero-variance prompts, apart for solved and hopeless ones; here they are fixed. Candidates are prompts in the memory.
 
 Sources: Zheng et al. 2025, arXiv 2506.02177, github.com/Infini-AI-Lab/GRESO; Steele, Lea and Flood 2014, OOPSLA
 (SplitMix64, the lottery numbers).
@@ -18,13 +18,13 @@ import numpy as np
 from rllib_srl.common.setting_model import Settings, setting
 from rllib_srl.replay.selection.rules import Candidates, first
 
-BASE = 0.5  # share of the epochs in which a prompt is played after one silent group
+BASE = 0.5  # share of the epochs in which a prompt is played after one zero-variance group
 
 
 class GRESO(Settings):
     """The most overdue in passes first: elapsed / pass length - 1 - passes to skip.
 
-    A pass plays each prompt with probability q = max(.5 ** c, least), c its silent groups in a row, so it lasts
+    A pass plays each prompt with probability q = max(.5 ** c, least), c its zero-variance groups in a row, so it lasts
     sum q / num iterations, and P(at least k passes are skipped) = (1 - q) ** k.
     """
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from rllib_srl.batch.advantages import GROUP_NORMALISED, group_relative, has_signal
+from rllib_srl.batch.advantages import GROUP_NORMALISED, group_relative, has_variance
 from rllib_srl.common.callbacks import SRLCallback
 from rllib_srl.curriculum.curriculum import Plan
 from rllib_srl.types import GroupMeta
@@ -60,7 +60,7 @@ class SEC(SRLCallback):
         advantages = group_relative([group.rewards_G for group in groups], rule)
         by_domain: dict[str, list[float]] = {}
         for group, advantage_G in zip(groups, advantages, strict=True):
-            size = float(np.mean(np.abs(advantage_G))) if has_signal(group.rewards_G) else 0.0
+            size = float(np.mean(np.abs(advantage_G))) if has_variance(group.rewards_G) else 0.0
             by_domain.setdefault(group.prompt.domain, []).append(size)
         for name, sizes in by_domain.items():
             value = self.values.get(name, 0.0)

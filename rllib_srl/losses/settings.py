@@ -142,7 +142,7 @@ class LossSettings(Settings):
         0.0, "maximum length penalty, reached at longest_answer tokens; 0: none", ge=0, is_preset=True
     )
     dynamic_sampling_tries: int = setting(
-        0, "rounds of fresh prompts in place of groups without signal", ge=0, is_preset=True
+        0, "rounds of fresh prompts in place of zero-variance groups", ge=0, is_preset=True
     )
     # settings of the memory, which have the prefix `replay_` there
     max_logp_gap: float | None = 1.0

@@ -159,7 +159,7 @@ class BufferProcess:
             if failure is None:
                 self.num_restarts += 1
                 failure = answer
-            if answer.is_silent:
+            if answer.is_hung:
                 self._end()
             time.sleep(RETRY_S)
         raise ActorFailure(f"the memory {failure.reason if failure else 'had no time'} while running {call.method!r}")

@@ -24,7 +24,7 @@ import numpy as np
 from rllib_srl.batch.advantages import EPSILON
 from rllib_srl.types import Group, History
 
-MAX_SILENT = 8
+MAX_ZERO_VARIANCE = 8
 _ROUNDING = 1e-9  # episodes
 REWARD_FADE = 0.97  # factor per group
 
@@ -72,7 +72,7 @@ def facts_of(group: Group, pass_reward: float) -> GroupFacts:
         num_success=int(np.count_nonzero(is_success_G)),
         reward=reward,
         reward_sum=reward_sum,
-        # Same threshold as `batch.advantages.has_signal`: rounding errors of equal rewards are not a variance.
+        # Same threshold as `batch.advantages.has_variance`: rounding errors of equal rewards are not a variance.
         variance=squares / size if len(rewards_G) and np.ptp(rewards_G) > 1e-8 else 0.0,
         abs_advantage=float(np.abs(centred_G).sum() / size / (deviation + EPSILON)),
         nll=float(-group.behaviour_logp_N.sum(dtype=np.float64) / max(1, num_loss_tokens)),
@@ -92,12 +92,12 @@ def after_visit(rows_N: np.ndarray, facts: Sequence[GroupFacts], half_life: floa
     """Return the fields of the items' history after a visit by groups with `facts`."""
     version_N = np.array([one.version for one in facts], np.float64)
     rho_N = discount(half_life, version_N - rows_N["version"])
-    is_silent_N = np.array([one.variance <= 0 for one in facts], bool)
+    is_equal_N = np.array([one.variance <= 0 for one in facts], bool)
     return {
         "history_sum": rho_N * rows_N["history_sum"] + np.array([one.reward_sum for one in facts]),
         "history_count": rho_N * rows_N["history_count"] + np.array([one.size for one in facts]),
         "version": np.maximum(version_N, rows_N["version"]),
-        "num_silent": np.where(is_silent_N, np.minimum(MAX_SILENT, rows_N["num_silent"] + 1), 0),
+        "num_zero_variance": np.where(is_equal_N, np.minimum(MAX_ZERO_VARIANCE, rows_N["num_zero_variance"] + 1), 0),
     }
 
 

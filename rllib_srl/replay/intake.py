@@ -127,7 +127,7 @@ class Intake:
         if is_played:
             rewarded = [(entry.group.prompt, entry.facts) for entry in entries if entry.facts.num_rewarded]
             self.count_by_domain("num_groups", [prompt for prompt, _ in rewarded])
-            self.count_by_domain("num_groups_without_signal", [prompt for prompt, one in rewarded if not one.variance])
+            self.count_by_domain("num_groups_zero_variance", [prompt for prompt, one in rewarded if not one.variance])
         stored = [entry for entry in entries if not entry.visit.refused]
         for entry in stored:
             self._store(entry, now)

@@ -24,7 +24,7 @@ ITEM = np.dtype(
     + [("last_review", "i4"), ("created", "i4"), ("alpha", "f4"), ("beta", "f4"), ("pass_rate", "f4")]
     + [("reward", "f4"), ("num_success", "i4"), ("group_size", "i4"), ("visits", "i4"), ("version", "i4")]
     + [("variance", "f4"), ("nll", "f4"), ("novelty", "f4"), ("diversity", "f4")]
-    + [("num_silent", "i4"), ("has_vector", "i4")]  # groups of equal rewards in a row, at most 8
+    + [("num_zero_variance", "i4"), ("has_vector", "i4")]  # groups of equal rewards in a row, at most 8
 )
 GROUP = np.dtype(
     [("seq", "u8"), ("num_bytes", "i4"), ("in_history", "i4")]  # whether the item's history has its rewards

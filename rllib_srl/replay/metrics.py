@@ -13,7 +13,7 @@ COUNTS = (
     *("num_revisits", "num_reuses", "num_retained", "num_evicted", "num_groups_replaced", "num_targets_replaced"),
     *("num_dropped_drifted", "num_episodes_without_loss", "num_grown", "num_rated"),
 )
-COUNTS_OF_DOMAIN = ("num_groups", "num_groups_without_signal", "num_revisits", "num_reuses")
+COUNTS_OF_DOMAIN = ("num_groups", "num_groups_zero_variance", "num_revisits", "num_reuses")
 
 
 def stats_of(tables: Tables, counts: Mapping[str, int], rated: RatedGroups, now: int) -> dict[str, float]:

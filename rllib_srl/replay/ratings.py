@@ -137,5 +137,6 @@ def corrected(
     is_last = all(item[name] == row[name] for name in ("nll", "version", "reward", "num_success"))
     if is_last and item["group_size"] == after.size:
         fields |= {"reward": after.reward, "variance": after.variance, "num_success": after.num_success}
-        fields |= {"pass_rate": after.num_success / after.size} | ({"num_silent": 0} if after.variance > 0 else {})
+        fields |= {"pass_rate": after.num_success / after.size}
+        fields |= {"num_zero_variance": 0} if after.variance > 0 else {}
     return fields, in_history

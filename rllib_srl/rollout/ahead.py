@@ -234,7 +234,7 @@ class RolloutsAhead:
             ready, _ = ray.wait(list(pending), num_returns=1, timeout=POLL_S)
             for answer in ready:
                 self._end_slice(pending[answer])
-            self._drop_silent()
+            self._drop_hung()
 
     def _start_slices(self) -> None:
         for runner_id in self._runners.ids:
@@ -265,7 +265,7 @@ class RolloutsAhead:
         try:
             played = self._runners.slice_of(pending, ANSWER_S)
         except Exception as raised:  # any that the runner raised: the main thread raises it
-            error, played = raised, Failure("raised an error", is_silent=False)
+            error, played = raised, Failure("raised an error", is_hung=False)
         with self._changed:
             self._in_slice.pop(pending.runner_id, None)
             self._error = self._error or error
@@ -284,14 +284,14 @@ class RolloutsAhead:
         expected = sum(one.is_begun for one in self._unended(runner_id))
         if played.num_unfinished != expected:
             reason = f"plays {played.num_unfinished} groups instead of {expected}"
-            self._lost[runner_id] = Failure(reason, is_silent=False)
+            self._lost[runner_id] = Failure(reason, is_hung=False)
 
-    def _drop_silent(self) -> None:
+    def _drop_hung(self) -> None:
         with self._changed:
             now = time.monotonic()
             for runner_id in [i for i, (_, end) in self._in_slice.items() if now > end]:
                 del self._in_slice[runner_id]
-                self._lost[runner_id] = Failure(f"gave no answer within {self._timeout_s:g} s", is_silent=True)
+                self._lost[runner_id] = Failure(f"gave no answer within {self._timeout_s:g} s", is_hung=True)
                 self._changed.notify_all()
 
 

@@ -40,7 +40,7 @@ from rllib_srl.rollout.env_runner import LLMEnvRunner, token_spaces
 from rllib_srl.types import listed
 
 Result = TypeVar("Result")
-STALE = Failure("was restarted and does not have the current weights", is_silent=False)
+STALE = Failure("was restarted and does not have the current weights", is_hung=False)
 
 
 class PendingSlice(NamedTuple):
@@ -150,7 +150,7 @@ class RunnerGroup:
         actor = self.actors[runner_id]
         manager = self._group._worker_manager
         manager.set_actor_state(runner_id, healthy=False)
-        if failure.is_silent:
+        if failure.is_hung:
             family = family_of(self.places[runner_id]) if runner_id in self.places else []
             ray.kill(actor, no_restart=False)
             end_family(family)

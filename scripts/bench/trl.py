@@ -75,7 +75,7 @@ def ours(num_iterations: int, settings: Mapping[str, Any], verbose: bool) -> dic
         for iteration in range(num_iterations + 1):
             result = algo.train()
             num_tokens = float(result.get("learners", {}).get("default_policy", {}).get("num_tokens", math.nan))
-            if iteration == 0 or math.isnan(num_tokens):  # an iteration without signal learns nothing
+            if iteration == 0 or math.isnan(num_tokens):  # an iteration of zero-variance groups learns nothing
                 continue
             figures["seconds"].append(float(result["time_this_iter_s"]))
             figures["rewards"].append(float(result["env_runners"]["episode_return_mean"]))
@@ -157,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     begin = time.perf_counter()
     mine = ours(arguments.num_iterations, settings, arguments.verbose)
     if not mine["seconds"]:
-        raise RuntimeError("no iteration had signal; expected some: more --num-iterations")
+        raise RuntimeError("all groups had zero variance; expected other ones: more --num-iterations")
     engine = config.engine
     print(f"ours ({config.compute_dtype}, {engine}): {bench.spread(mine['seconds'])} s an iteration", flush=True)
     other = {}

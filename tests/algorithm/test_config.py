@@ -105,7 +105,8 @@ def test_late_groups_need_no_memory_if_they_are_dropped(config):
 def test_unknown_names_are_refused_however_they_come(config):
     config.max_turn_token = 5
     config._my_note = "anything"
-    assert config_errors(config) == ["max_turn_token = 5; expected no setting of that name; did you mean max_turn_tokens?"]
+    (error,) = config_errors(config)
+    assert error == "max_turn_token = 5; expected no setting of that name; did you mean max_turn_tokens?"
     refusal = r"replay\(\) got unknown settings:\n  spacign; .*; did you mean spacing\?\nexpected"
     with pytest.raises(TypeError, match=refusal):
         SRLConfig().replay(spacign="fsrs")

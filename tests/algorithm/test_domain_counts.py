@@ -27,21 +27,21 @@ def test_counts_of_two_domains_are_those_of_what_was_played_and_drawn(
         for group in one.played:
             of = found[group.prompt.domain]
             of["num_groups"] += 1
-            of["num_groups_without_signal"] += bool(np.ptp(group.rewards_G) == 0)
+            of["num_groups_zero_variance"] += bool(np.ptp(group.rewards_G) == 0)
         for prompt in one.revisits:
             found[prompt.domain]["num_revisits"] += 1
         for meta in one.reused:
             found[meta.prompt.domain]["num_reuses"] += 1
     told = iterations[-1].result["domains"]
     assert {domain: {name: of[name] for name in found[domain]} for domain, of in told.items()} == found
-    assert all(of["num_revisits"] and of["num_groups_without_signal"] for of in found.values())
+    assert all(of["num_revisits"] and of["num_groups_zero_variance"] for of in found.values())
     # A full memory is shared by its domains.
     assert {domain: of["num_items"] for domain, of in told.items()} == {"even": 6, "odd": 6}
     assert sum(of["num_stored_groups"] for of in told.values()) == iterations[-1].replay["num_stored_groups"]
     even = iterations[2].result["domains"]["even"]
     assert next(record.getMessage() for record in caplog.records if record.name == "rllib_srl.stages") == (
         f"stage of even ended: {even['num_items']:g} prompts and {even['num_stored_groups']:g} groups stored; "
-        f"12 groups played, {even['num_groups_without_signal']:g} of them of equal rewards; "
+        f"12 groups played, {even['num_groups_zero_variance']:g} of them of equal rewards; "
         f"{even['num_revisits']:g} revisits, {even['num_reuses']:g} reuses"
     )
     assert script.main(["stats", algo.logdir]) == 0

@@ -60,7 +60,7 @@ def test_played_and_reused_groups_are_judged_by_the_history_of_today(config, bui
     reused = check_values(iterations)
     num_left_out = iterations[-1].result["num_reuses_unsurprising"]
     assert iterations[-1].replay["num_reuses"] == len(reused) + num_left_out and len(reused) >= 4
-    assert any(np.ptp(group.rewards_G) == 0 for group in reused)  # silent groups were a surprise
+    assert any(np.ptp(group.rewards_G) == 0 for group in reused)  # zero-variance groups were a surprise
     assert 0 < iterations[-1].replay["surprise_mean"] < 1
     assert iterations[-1].result["env_runners"]["num_groups_dropped"] == 0
     assert not np.array_equal(weights_of(algo), before)

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from rllib_srl.batch.advantages import has_signal
+from rllib_srl.batch.advantages import has_variance
 from rllib_srl.replay.payloads import decode
 from rllib_srl.replay.reading import reading
 from scripts.memory_laws import content
@@ -38,7 +38,7 @@ def test_shares_are_those_of_what_was_played_and_trained(config, build):
     algo = build(config.training(lr=1e-4), revisit_fraction=0.2, reuse_fraction=0.2, max_age=8, max_uses=50)
     iterations = go(algo, 29)
     assert all({*one.replay} == {*iterations[0].replay} for one in iterations)
-    with_memory = iterations[3:]  # 4 items after the first; the next two must find groups with signal
+    with_memory = iterations[3:]  # 4 items after the first; the next two must find groups with variance
     num = Counter(group.origin for one in with_memory for group in one.played)
     num_reused = sum(len(one.reused) for one in with_memory)
     assert num.total() == 104 and abs(num["revisit"] / 104 - 0.2) < 0.01
@@ -53,9 +53,9 @@ def test_shares_are_those_of_what_was_played_and_trained(config, build):
             found[f"num_generated_{origin}"] += int(group.loss_mask_N.sum())
         for origin, group, _ in one.trained:
             name = origin if origin == "reuse" else group.origin
-            found[f"num_signal_{name}"] += 1
+            found[f"num_trained_{name}"] += 1
             found[f"num_tokens_{name}"] += int(group.loss_mask_N.sum())
-            assert has_signal(group.rewards_G)
+            assert has_variance(group.rewards_G)
         names = [name for name in one.replay if name.rsplit("_", 1)[-1] in ("fresh", "revisit", "reuse")]
         assert len(names) == 12 and {name: one.replay[name] for name in names} == {name: found[name] for name in names}
         learnt = one.result["learners"]["default_policy"]
@@ -65,7 +65,7 @@ def test_shares_are_those_of_what_was_played_and_trained(config, build):
     last = iterations[-1].replay
     for what, num_drawn in (("revisits", total["num_groups_revisit"]), ("reuses", total["num_groups_reuse"])):
         assert last[f"num_{what}"] == last[f"num_{what}_owed"] - last[f"num_{what}_short"] == num_drawn
-    for what, name in (("groups", "prompts"), ("signal", "signal"), ("tokens", "tokens")):
+    for what, name in (("groups", "prompts"), ("trained", "trained"), ("tokens", "tokens")):
         fresh, revisit, reuse = (total[f"num_{what}_{origin}"] for origin in ("fresh", "revisit", "reuse"))
         assert last[f"revisit_share_{name}"] == pytest.approx(revisit / (fresh + revisit))
         assert last[f"reuse_share_{name}"] == pytest.approx(reuse / (fresh + revisit + reuse))

@@ -150,11 +150,11 @@ def test_surprise_is_of_paid_groups_with_a_visit(report):
     unpaid = replace(unpaid, has_reward_G=np.zeros(2, bool))
     visits = {one.group_id: Visit(one.group_id, one.prompt.key) for one in (paid, unpaid)}
     estimator, batch = AdvantageEstimator(LossSettings.made()), AdvantageBatch([paid], [], [], {})
-    report.signal([paid, unpaid, unseen], batch, visits, estimator)
+    report.trained([paid, unpaid, unseen], batch, visits, estimator)
     found = report._metrics.reduce(compile=True)
     assert found["replay"]["surprise_mean"] == 0.25  # 0 and .5 from the .5 that is predicted
     assert found["env_runners"]["live_token_share"] == pytest.approx(1 / 3)
-    report.signal([unpaid], batch, visits, estimator)
+    report.trained([unpaid], batch, visits, estimator)
     assert np.isnan(report._metrics.reduce(compile=True)["replay"]["surprise_mean"])
 
 

@@ -10,7 +10,7 @@ import torch
 from ray.rllib.callbacks.callbacks import RLlibCallback
 
 from rllib_srl.batch.advantages import group as group_rule
-from rllib_srl.batch.advantages import has_signal
+from rllib_srl.batch.advantages import has_variance
 from rllib_srl.types import StopReason
 from tests.algorithm.test_checkpoint_trust import same, weights_of
 from tests.small_envs import small_config, watch
@@ -63,7 +63,7 @@ def test_what_teaches_nothing_is_resampled_until_the_tries_are_used_up_and_leave
     for _ in range(2):
         result = algo.train()
     assert same(weights_of(algo), before)
-    assert (algo.version, result["num_empty_batches"], played(result, "num_groups_without_signal")) == (0, 2, 16)
+    assert (algo.version, result["num_empty_batches"], played(result, "num_groups_zero_variance")) == (0, 2, 16)
     assert sum(len(batch.groups) for batch in seen) == 2 * (4 + 3 * 4) and result["num_prompts_resampled"] == 24
 
 
@@ -91,7 +91,7 @@ def test_the_kl_in_the_reward_changes_what_is_trained_on(config, build):
     shards = captured(algo)
     result = algo.train()
     (shard,) = shards
-    assert 0 < played(result, "num_groups_with_signal") == len(shard.group_refs)
+    assert 0 < played(result, "num_groups_with_variance") == len(shard.group_refs)
     for group, advantages, sums in zip(shard.groups(), shard.advantages, learner.episode_kl(shard)):
         assert np.ptp(group.rewards_G) > 0 and np.ptp(sums) > 0.01
         own = kl_of_episodes(learner.reference.model, group, algo.config.temperature)
@@ -156,12 +156,12 @@ def test_counts_and_transcripts_are_those_of_what_was_played_and_learnt(config, 
     seen = watch(algo)
     for iteration in (1, 2, 3):
         result = algo.train()
-        names = ("num_groups_with_signal", "num_groups_without_signal", "num_groups_dropped")
+        names = ("num_groups_with_variance", "num_groups_zero_variance", "num_groups_dropped")
         assert sum(played(result, name) for name in names) == 5
         assert sum(played(result, f"stop_reason/{reason.value}") for reason in StopReason) == 15
         assert played(result, "num_episodes_lifetime") == 15 * iteration
         rewards = [meta.rewards_G for meta in seen[-1].groups]
-        assert played(result, "num_groups_with_signal") == sum(len(set(r.tolist())) > 1 for r in rewards)
+        assert played(result, "num_groups_with_variance") == sum(len(set(r.tolist())) > 1 for r in rewards)
         assert played(result, "episode_return_mean") == pytest.approx(np.concatenate(rewards).mean())
         num_tokens = sum(int(meta.ref.loss_mask_N.sum()) for meta in seen[-1].groups)
         assert played(result, "num_generated_tokens") == num_tokens
@@ -219,13 +219,13 @@ def test_dynamic_sampling_plays_until_every_slot_has_a_signal(config, build):
     seen, shards = watch(algo), captured(algo)
     result = algo.train()
     groups = [group for batch in seen for group in batch.groups]
-    with_signal = sum(has_signal(group.rewards_G) for group in groups)
-    assert with_signal == 6 == len(shards[0].group_refs)  # of two answers half agree: 6 would have about 3
+    with_variance = sum(has_variance(group.rewards_G) for group in groups)
+    assert with_variance == 6 == len(shards[0].group_refs)  # of two answers half agree: 6 would have about 3
     assert result["num_prompts_resampled"] == len(groups) - 6 > 0
     assert len({group.group_id for group in groups}) == len(groups)
     assert len({group.prompt.key for group in groups}) == len(groups)
     runs = result["env_runners"]
-    assert (runs["num_groups_with_signal"], runs["num_groups"]) == (6, len(groups))
+    assert (runs["num_groups_with_variance"], runs["num_groups"]) == (6, len(groups))
 
 
 def test_a_preset_reaches_shards_and_learner(config, build):

@@ -11,7 +11,7 @@ from rllib_srl.batch.advantages import (
     GROUP_NORMALISED,
     group,
     group_relative,
-    has_signal,
+    has_variance,
     leave_one_out,
     mean_only,
 )
@@ -47,7 +47,7 @@ def test_advantages_of_a_group_sum_to_zero_and_keep_the_order(rule, rewards_G):
 
 def test_only_groups_that_disagree_have_signal_and_none_sees_another():
     for num_right, expected in ((0, False), (1, True), (7, True), (8, False)):
-        assert has_signal(np.array([1.0] * num_right + [0.0] * (8 - num_right))) is expected
+        assert has_variance(np.array([1.0] * num_right + [0.0] * (8 - num_right))) is expected
     alone = group_relative([np.array([1.0, 0.0, 0.0])])[0]
     beside = group_relative([np.array([1.0, 0.0, 0.0]), np.array([0.2, 0.9])])[0]
     np.testing.assert_array_equal(alone, beside)

@@ -17,7 +17,7 @@ from rllib_srl.studies.report.page import Notice, to_html
 
 
 def row(iteration: int, reward: float, **more: float) -> dict[str, float]:
-    numbers = {"num_groups": 4.0, "num_groups_without_signal": 1.0, "num_generated_tokens": 100.0}
+    numbers = {"num_groups": 4.0, "num_groups_zero_variance": 1.0, "num_generated_tokens": 100.0}
     numbers |= {"stop_reason/terminated": 6.0, "stop_reason/out_of_tokens": 2.0, "num_unparsed": 0.0}
     played = {f"env_runners/{name}": number for name, number in numbers.items()}
     return {"iteration": iteration, **played, REWARD: reward, "time_this_iter_s": 4.0, "timers/rollout": 2.0, **more}
@@ -100,7 +100,7 @@ def test_errors_and_signs_are_counted(run: Path) -> None:
 
 def test_only_what_is_not_trained_on_is_a_sign(tmp_path: Path) -> None:
     """Groups of one have equal rewards and are trained on with a baseline from history."""
-    counts = {"env_runners/num_groups_without_signal": 4.0, "env_runners/stop_reason/out_of_tokens": 0.0}
+    counts = {"env_runners/num_groups_zero_variance": 4.0, "env_runners/stop_reason/out_of_tokens": 0.0}
     found = {}
     for live in (0.9, 0.19):
         (tmp_path / "metrics.jsonl").write_text(json.dumps(row(1, 0.5, **counts, **{LIVE_TOKENS: live})) + "\n")

@@ -23,7 +23,7 @@ from rllib_srl.rollout.runner_group import RunnerGroup
 from rllib_srl.types import GroupMeta, ListedRef
 from tests.replay.groups import a_group
 
-DIED = Failure("died (killed)", is_silent=False)
+DIED = Failure("died (killed)", is_hung=False)
 
 
 class Counter:
@@ -75,7 +75,7 @@ def arrived(monkeypatch):
 @pytest.mark.slow
 def test_a_broken_process_is_a_failure_and_must_be_killed(ray_here):
     actor = ray.remote(Broken).options(num_cpus=0).remote()
-    expected = Failure("cannot continue (vLLM failed in a step: a worker died)", is_silent=True)
+    expected = Failure("cannot continue (vLLM failed in a step: a worker died)", is_hung=True)
     assert dict(remote_calls.gather({5: Call.of(Broken.fail).submit(actor)}, 60)) == {5: expected}
     ray.kill(actor)
 
@@ -105,7 +105,7 @@ def test_played_groups_are_references_into_the_second_value(arrived):
     arguments = {i: {"prompts": {"1.0": group.prompt}, "group_size": 2, "seed": i} for i in (1, 2)}
     answers = dict(runners.play_groups(arguments, 4, 7.0))
     assert [meta.ref for meta in answers[1].groups] == [ListedRef("groups", 0)]
-    assert answers[2] == Failure("was restarted and does not have the current weights", is_silent=False)
+    assert answers[2] == Failure("was restarted and does not have the current weights", is_hung=False)
     assert played.calls == [((4,), arguments[1])] and restarted.calls == [((4,), arguments[2])]
     assert arrived == [7.0]
 

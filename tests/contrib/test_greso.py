@@ -1,4 +1,4 @@
-"""GRESO through a buffer: what was silent is skipped, geometrically, and each pass plays the rest."""
+"""GRESO through a buffer: what has zero variance is skipped, geometrically, and each pass plays the rest."""
 
 from collections import Counter
 
@@ -11,8 +11,8 @@ from tests.replay.frequencies import fits
 from tests.replay.groups import a_buffer, a_group
 
 
-def test_silent_prompts_come_back_less_often():
-    """Eight prompts with signal and eight silent ones: a pass plays the former, the latter at most half of the time."""
+def test_zero_variance_prompts_come_back_less_often():
+    """Eight varied prompts and eight of zero variance: a pass plays the former, the latter at most half of the time."""
     buffer = a_buffer(selection="contrib.greso", spacing="none", min_recall_interval=1)
     rewards = [(1.0, 0.0), (1.0, 1.0)]
     buffer.add([a_group(i, 1, i, rewards[i % 2]) for i in range(16)], 1)
@@ -22,8 +22,8 @@ def test_silent_prompts_come_back_less_often():
         numbers = [int(prompt.prompt_id[1:]) for prompt in prompts]
         visits.update(numbers)
         buffer.add([a_group(p, now, i, rewards[n % 2]) for i, (p, n) in enumerate(zip(prompts, numbers))], now)
-    mixed, silent = ([visits[i] for i in range(start, 16, 2)] for start in (0, 1))
-    assert sum(mixed) + sum(silent) == 160 and max(silent) < min(mixed) and sum(silent) > 0
+    mixed, equal = ([visits[i] for i in range(start, 16, 2)] for start in (0, 1))
+    assert sum(mixed) + sum(equal) == 160 and max(equal) < min(mixed) and sum(equal) > 0
     # q = 1/4: P(k passes are skipped) = (3/4) ** k / 4
     lots = (np.arange(40_000) + 0.5) / 40_000
     count_K = np.bincount(skipped_passes(lots, np.full(40_000, 0.25)).astype(int))[:8]

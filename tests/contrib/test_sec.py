@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from rllib_srl.batch.advantages import group, has_signal
+from rllib_srl.batch.advantages import group, has_variance
 from rllib_srl.contrib.sec import SEC
 from rllib_srl.curriculum.curriculum import Plan
 from rllib_srl.types import GroupMeta
@@ -36,7 +36,7 @@ def shares(sec, mixture, now=1):
 
 
 def test_values_and_shares_by_hand():
-    """Q' = Q + .5 (r - Q), r the mean of |r - mean|: a: .5 and .375, so .4375, Q .21875; b: silent, Q 0."""
+    """Q' = Q + .5 (r - Q), r the mean of |r - mean|: a: .5 and .375, so .4375, Q .21875; b: zero variance, Q 0."""
     sec = Sharp()
     assert shares(sec, {"a": 0.5, "b": 0.5}) == {"a": 0.5, "b": 0.5}
     step(sec, [("a", [1, 0]), ("a", [1, 0, 0, 0]), ("b", [1, 1])])
@@ -71,7 +71,7 @@ def test_fresh_prompts_move_to_the_domain_with_advantages(two_domains, build):
         assert all(abs(8 * share[name] - num[name]) <= 2 for name in share)  # fractions of a slot are carried
         for name in num:
             of = [one.rewards_G.astype(float) for one in played if one.prompt.domain == name]
-            size = np.mean([np.abs(group(r)).mean() if has_signal(r) else 0.0 for r in of])
+            size = np.mean([np.abs(group(r)).mean() if has_variance(r) else 0.0 for r in of])
             values[name] += 0.5 * (size - values[name])
         assert dict(found["bandit_value"]) == pytest.approx(values, abs=1e-6)
         weight = {name: np.exp(value / 0.2) for name, value in values.items()}

@@ -98,7 +98,8 @@ def test_the_document_of_losses_names_every_parameter():
 
 def test_ewc_needs_episodes_of_the_last_update_and_lwf_revisits(config):
     ahead = config.copy(copy_frozen=False).env_runners(max_lag=2, num_env_runners=1)
-    (line,) = [one for one in config_errors(ahead.training(regularisers={"ewc": 1.0})) if one.startswith("regularisers")]
+    errors = config_errors(ahead.training(regularisers={"ewc": 1.0}))
+    (line,) = [error for error in errors if error.startswith("regularisers")]
     assert line.startswith("regularisers.ewc with max_lag = 2; expected max_lag = 0: it measures importance on")
     others = config_errors(ahead.training(regularisers={"l2": 1.0, "lwf": 1.0}))
     assert not any(one.startswith("regularisers") for one in others)

@@ -163,7 +163,7 @@ class BufferMachine(RuleBasedStateMachine):
         item["last"] = self.now if visit.grade else item["last"]
         if not visit.refused:
             tokens = group.token_ids_N.tobytes()
-            item["groups"][tokens] = {"born": self.now, "uses": 0, "has_signal": np.ptp(group.rewards_G) > 0}
+            item["groups"][tokens] = {"born": self.now, "uses": 0, "has_variance": np.ptp(group.rewards_G) > 0}
             while len(item["groups"]) > self.given.get("groups_per_item", 2):
                 del item["groups"][next(iter(item["groups"]))]
 
@@ -199,7 +199,7 @@ class BufferMachine(RuleBasedStateMachine):
             tokens: group
             for item in self.items.values()
             for tokens, group in item["groups"].items()
-            if group["has_signal"]
+            if group["has_variance"]
             and 0 < self.now - group["born"] <= self.given.get("max_age", 32)
             and group["uses"] < self.given.get("max_uses", 4)
         }
@@ -234,7 +234,7 @@ class BufferMachine(RuleBasedStateMachine):
         if counts["num_applied"] or counts["num_changed"]:
             item, tokens = self.items[group.prompt.key], group.token_ids_N.tobytes()
             rewards_G = np.array([value, *group.rewards_G[1:]])
-            item["groups"][tokens]["has_signal"] = np.ptp(rewards_G) > 0
+            item["groups"][tokens]["has_variance"] = np.ptp(rewards_G) > 0
             item["last"] = self.now
 
     # --- what happens ----------------------------------------------------------------------------

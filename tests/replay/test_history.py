@@ -12,7 +12,7 @@ from rllib_srl.types import HISTORY, History
 from scripts.memory_laws import check_valid
 from tests.replay.groups import a_buffer, a_group, row_of
 
-FIELDS = ("history_sum", "history_count", "num_silent")
+FIELDS = ("history_sum", "history_count", "num_zero_variance")
 
 
 def played(index, now, rewards, version=None, **fields):
@@ -53,11 +53,11 @@ def test_what_discounts_a_history(half_life, versions, rho):
 
 def test_silence_by_hand():
     buffer = a_buffer()
-    # equal rewards are silent, whatever they are; the count ends at 8
+    # equal rewards are counted, whatever they are; the count ends at 8
     rewards = [(0,) * 4, (0,) * 4, (1, 0, 0, 0), (1,) * 4, (1, 0, 0, 0), *[(0.5,) * 4] * 9]
     for now, (one, expected) in enumerate(zip(rewards, [1, 2, 0, 1, 0, *range(1, 9), 8], strict=True), start=1):
         add(buffer, now, played(0, now, one))
-        assert row_of(buffer, 0)["num_silent"] == expected
+        assert row_of(buffer, 0)["num_zero_variance"] == expected
 
 
 def test_groups_of_another_policy_change_no_history_of_a_known_item():
@@ -138,6 +138,6 @@ def test_histories_agree_with_a_list_of_all_visits(calls):
         silent = 0
         for _, rewards in of:
             silent = 0 if len(set(rewards)) > 1 else min(8, silent + 1)
-        assert row["num_silent"] == silent
+        assert row["num_zero_variance"] == silent
     check_valid(buffer)
     buffer.close()

@@ -36,7 +36,7 @@ def item(buffer, number: int = 0) -> np.void:
 
 @pytest.fixture
 def buffer(tmp_path):
-    """Return a buffer with a silent group of 4 answers; its journal is checked at the end."""
+    """Return a buffer with a zero-variance group of 4 answers; its journal is checked at the end."""
     buffer = by_hand(tmp_path, max_age=8, max_uses=2)
     buffer.add([a_group(0, (0, 0, 0, 0), 1)], 1)
     yield buffer
@@ -57,7 +57,7 @@ def test_ratings_replace_rewards_and_the_group_becomes_drawable_under_its_own_ve
     assert (row["born"], row["uses"], row["num_success"], row["size"]) == (1, 1, 1, 4)
     assert row["reward"] == np.float32(0.4375) and row["variance"] == np.float32(np.var([1, 0, 0.75, 0]))
     assert item(buffer)["variance"] == row["variance"] and item(buffer)["pass_rate"] == 0.25
-    assert item(buffer)["num_silent"] == 0 and len(buffer.tables.groups_of(0)) == 1
+    assert item(buffer)["num_zero_variance"] == 0 and len(buffer.tables.groups_of(0)) == 1
 
 
 @pytest.mark.parametrize(("ratings", "is_binary", "grade"), [

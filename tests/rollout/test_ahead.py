@@ -55,7 +55,7 @@ class Runners:
         if self._rng.random() < self._death:
             own.clear()
             self.num_lost += 1
-            return Failure("died", is_silent=False)
+            return Failure("died", is_hung=False)
         left = {group_id: (num - 1, size) for group_id, (num, size) in own.items()}
         ended = [group_id for group_id, (num, _) in left.items() if not num]
         self._playing[pending.runner_id] = {group_id: one for group_id, one in left.items() if one[0]}

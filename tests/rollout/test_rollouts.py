@@ -13,7 +13,7 @@ from rllib_srl.rollout.rollouts import MAX_TRIES, Rollouts
 from rllib_srl.types import Prompt
 
 PROMPTS = [Prompt("env", str(number)) for number in range(4)]
-DIED = Failure("died (killed)", is_silent=False)
+DIED = Failure("died (killed)", is_hung=False)
 
 
 class Runners:

@@ -73,7 +73,7 @@ def test_it_is_evaluated_before_training_and_after_each_stage_and_the_budget_end
     assert [about["num_generated_tokens"] for about in told if "accuracy" in about] == [
         first.num_generated_tokens, last.num_generated_tokens
     ]  # fmt: skip
-    assert last.num_trained_tokens <= last.num_generated_tokens  # groups without signal train nothing
+    assert last.num_trained_tokens <= last.num_generated_tokens  # zero-variance groups train nothing
     assert before.num_probe_tokens > 0 and last.num_probe_tokens > before.num_probe_tokens
     assert before.peak_bytes > 1e8 and last.probe_s > 0 and last.seconds > 0
     assert not run_path(tmp_path / "results", "no_replay", 1).exists()

@@ -173,4 +173,4 @@ def study_of(name: str, stages: Sequence[Mapping[str, Any]], seeds: Sequence[int
 
 USAGE = "%(prog)s [--tasks TASK ...] [--seeds N ...] [--tokens N] [--out DIR] [--short] [--SETTING VALUE ...]\n"
 USAGE += "       %(prog)s --resume DIR"
-main = Program(__doc__, add_flags, run, usage=USAGE, without=WITHOUT, verbose=tune.LIBRARIES, reason=error_of)
+main = Program(__doc__, add_flags, run, usage=USAGE, without=WITHOUT, verbose=tune.LIBRARIES, error=error_of)

@@ -76,7 +76,7 @@ class Regulariser:
 
     needs_stages: ClassVar[bool] = False  # acts from the end of a stream's first stage on
     num_copies: ClassVar[int] = 0  # fp32 copies of the trained weights that a learner keeps for it
-    trains_all: ClassVar[bool] = False  # also needs groups without signal in the batch
+    trains_all: ClassVar[bool] = False  # also needs zero-variance groups in the batch
 
     @property
     def frozen_sources(self) -> Collection[str]:

@@ -147,7 +147,7 @@ class Draws:
         else:
             rho_N = discount(settings.history_half_life, float(rows_N["version"].max(initial=0)) - rows_N["version"])
             columns |= {name: rho_N * rows_N[name] for name in ("history_sum", "history_count")}
-            columns |= {"pass_rate": rows_N["pass_rate"], "num_zero_variance": rows_N["num_silent"]}
+            columns |= {"pass_rate": rows_N["pass_rate"], "num_zero_variance": rows_N["num_zero_variance"]}
             columns["abs_advantage"] = np.sqrt(rows_N["variance"], dtype=np.float64)
             columns |= {"age": now - rows_N["created"], "elapsed": now - rows_N["last_review"]}
             columns["overdue"] = (now - rows_N["due"]) / np.maximum(1.0, rows_N["due"] - rows_N["last_review"])
