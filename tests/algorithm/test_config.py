@@ -20,7 +20,7 @@ from rllib_srl.algorithm.validation import USED, config_errors
 PACKAGE = Path(rllib_srl.__file__).parent
 
 
-def test_the_deerrors_are_without_error(config):
+def test_the_defaults_are_without_error(config):
     assert config_errors(config) == []
     config.validate()
     assert config.compute_dtype in ("float32", "bfloat16") and config.engine in ("vllm", "transformers")
@@ -66,7 +66,7 @@ def test_settings_of_a_plain_kind_are_checked_and_all_errors_come_at_once(config
 
 
 @pytest.mark.parametrize(("name", "value", "expected"), FAULTS)
-def test_a_error_yields_one_line_with_value_and_mend(config, name, value, expected):
+def test_an_error_yields_one_line_with_value_and_mend(config, name, value, expected):
     setattr(config, name, value)
     lines = config_errors(config)
     assert any(expected in line for line in lines), lines

@@ -12,7 +12,7 @@ from rllib_srl.rollout.env_runner import LLMEnvRunner
 from rllib_srl.rollout.rollouts import MAX_TRIES, Rollouts
 from tests.replay.groups import a_group
 
-DIED = Failure("died (killed)", is_zero_variance=False)
+DIED = Failure("died (killed)", is_hung=False)
 
 
 class Restarted(LLMEnvRunner):

@@ -84,7 +84,7 @@ def test_a_folder_of_shards_is_one_data_set(tmp_path, monkeypatch, kind) -> None
     assert (asked(env), env.domain) == (WHOLE, "shards")
 
 
-def test_a_error_in_a_folder_names_its_file(tmp_path) -> None:
+def test_an_error_in_a_folder_names_its_file(tmp_path) -> None:
     (tmp_path / "a.jsonl").write_bytes(lines(ROWS[:3]))
     (tmp_path / "b.jsonl").write_bytes(lines([*ROWS[3:], {"question": "q"}]))
     with pytest.raises(ValueError, match="row 4 of b.jsonl, field 'answer' is missing"):

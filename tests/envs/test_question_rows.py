@@ -207,7 +207,7 @@ HELD = PLAIN | st.dictionaries(NAMES, PLAIN) | st.lists(st.dictionaries(NAMES, P
 
 @settings(max_examples=30)
 @given(st.dictionaries(NAMES, HELD, max_size=5))
-def test_any_row_is_a_problem_or_a_error(row):
+def test_any_row_is_a_problem_or_an_error(row):
     try:
         problem = problem_of(row)
     except RowError:

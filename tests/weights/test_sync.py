@@ -125,7 +125,7 @@ def test_a_failing_engine_is_named_among_several(learner):
 
 def test_a_lost_runner_in_the_self_test_is_a_failure_of_that_runner(learner):
     engines = Engines(learner, [1, 2])
-    lost = Failure("died", is_zero_variance=False)
+    lost = Failure("died", is_hung=False)
     answer = engines.loaded
     engines.loaded = lambda *arguments: {**answer(*arguments), 2: lost}
     with pytest.raises(RunnerFailure, match="2"):

@@ -43,7 +43,7 @@ def config(random_llama_dir, tmp_path, ray_here):
     return small_config(random_llama_dir, tmp_path).training(lr=0.02, num_prompts_per_batch=16)
 
 
-def test_a_error_in_loading_stops_the_start(config, monkeypatch):
+def test_an_error_in_loading_stops_the_start(config, monkeypatch):
     tampered(monkeypatch, None, stale_layer)
     with pytest.raises(WeightSyncError, match="version 0") as caught:
         config.build_algo()
@@ -51,7 +51,7 @@ def test_a_error_in_loading_stops_the_start(config, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_error_that_comes_later_stops_training(config, build, monkeypatch):
+def test_an_error_that_comes_later_stops_training(config, build, monkeypatch):
     algo = build(config, compute_dtype="bfloat16")
     assert algo.train()["weight_sync"]["version"] == 1
     tampered(monkeypatch, None, swapped_keys_and_values)

@@ -135,7 +135,7 @@ def test_a_stale_tied_head_is_caught(engine: Engine, learner: Learner, monkeypat
 
 
 @pytest.mark.parametrize("error", ["a stale layer", "swapped keys and values", "a skipped sync"])
-def test_a_error_is_caught_by_self_test_and_canary(engine, learner, monkeypatch, error: str) -> None:
+def test_an_error_is_caught_by_self_test_and_canary(engine, learner, monkeypatch, error: str) -> None:
     healthy = CanaryGap.between(engine.score(learner.sequences), learner.score())
     if error == "a skipped sync":
         monkeypatch.setattr(engine, "load_weights", lambda bundle: setattr(engine, "version", bundle.version))
