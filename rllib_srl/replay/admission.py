@@ -245,8 +245,8 @@ def _without(detector: Detector) -> Hook:
     """Return a hook that refuses episodes in which the policy wrote something that a detector finds."""
 
     def hook(group: Group, decode: Decode) -> Refusal | None:
-        found = secret_episodes(group, decode, detector)
-        return Refusal("secret", found) if found else None
+        episodes = secret_episodes(group, decode, detector)
+        return Refusal("secret", episodes) if episodes else None
 
     return hook
 

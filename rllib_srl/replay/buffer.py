@@ -316,11 +316,11 @@ class SRLReplayBuffer:
             rated, tables, num_too_old = self.rated, self.tables, 0
             num_applied, num_changed = rated.num_applied, rated.num_changed
             graded = dict[int, list[RatedAnswer]]()  # by slot
-            for one in groups:
-                slot, at = tables.slot_of(int(one.key, 16)), tables.group_at(one.group_id)
+            for group in groups:
+                slot, at = tables.slot_of(int(group.key, 16)), tables.group_at(group.group_id)
                 if slot is None or at is None or at not in tables.groups_of(slot):
-                    rated.note(one)
-                elif answers := self.intake.rate(slot, at, one, rated):
+                    rated.note(group)
+                elif answers := self.intake.rate(slot, at, group, rated):
                     graded.setdefault(slot, []).extend(answers)
                     num_too_old += now + 1 - int(tables.groups["born"][at]) > self.settings.max_age
             grades = [grade_of(answers) for answers in graded.values()]

@@ -92,9 +92,9 @@ class BufferProcess:
 
         Raise what its constructor raises, or an `ActorFailure` if it did not start within `timeout_s`.
         """
-        given = {"directory": directory, "run": run, **arguments}
+        options = {"directory": directory, "run": run, **arguments}
         if is_local:
-            actor: Any = RLlibReplayBuffer(settings, **given)
+            actor: Any = RLlibReplayBuffer(settings, **options)
         else:
             check_importable(settings)
             # It reserves none of the node's GPUs in Ray, which would hide them. Its database is a local file.
@@ -107,7 +107,7 @@ class BufferProcess:
                 scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False),
                 **({"runtime_env": variables} if settings.searches_on_gpu else {}),
             )
-            actor = remote_class.remote(settings, is_actor=True, **given)
+            actor = remote_class.remote(settings, is_actor=True, **options)
         process = cls(actor, is_local, directory / DATABASE, settings.timeout_s)
         process.call(Call.of(RLlibReplayBuffer.__len__), timeout_s)
         return process
@@ -198,9 +198,9 @@ class ReplayClient:
         self._asked: Counter[str] = Counter()  # requests of each name
 
     @classmethod
-    def start(cls, settings: ReplaySettings, **how: Any) -> ReplayClient:
+    def start(cls, settings: ReplaySettings, **arguments: Any) -> ReplayClient:
         """Start the buffer as `BufferProcess.start` does; with capacity 0 start nothing."""
-        return cls(settings, BufferProcess.start(settings, **how) if settings.is_on else None)
+        return cls(settings, BufferProcess.start(settings, **arguments) if settings.is_on else None)
 
     @property
     def process(self) -> BufferProcess:
@@ -247,9 +247,9 @@ class ReplayClient:
         """Draw stored answers to hold; they stay in the object store. See `SRLReplayBuffer.draw_targets`."""
         return self._draw("draw_targets", num, now, without_domains=without_domains, without_keys=without_keys)
 
-    def _draw(self, method: str, num: int, now: int, **how: Any) -> list[GroupMeta]:
-        how["request"] = self._request(now, method)
-        return listed(*self.process.call_both(Call.of(RLlibReplayBuffer.draw_apart, method, num, now, **how)))
+    def _draw(self, method: str, num: int, now: int, **arguments: Any) -> list[GroupMeta]:
+        arguments["request"] = self._request(now, method)
+        return listed(*self.process.call_both(Call.of(RLlibReplayBuffer.draw_apart, method, num, now, **arguments)))
 
     def add_targets(self, targets: Sequence[Any], now: int, per_domain: int) -> int:
         """Send targets, or references to them, to the buffer; return how many have a stored group."""
@@ -286,9 +286,9 @@ class ReplayClient:
         return self.process.call(Call.of(RLlibReplayBuffer.remove, keys, None, before))
 
     def stats(self, now: int) -> dict[str, float]:
-        found = self.process.call(Call.of(RLlibReplayBuffer.stats, now))
-        self.num_items = int(found["num_items"])
-        gauges = {name: float(value) for name, value in found.items()}
+        stats = self.process.call(Call.of(RLlibReplayBuffer.stats, now))
+        self.num_items = int(stats["num_items"])
+        gauges = {name: float(value) for name, value in stats.items()}
         return {**gauges, "num_restarts": self.process.num_restarts, **self.counts}
 
     def snapshot(self, directory: Path) -> None:

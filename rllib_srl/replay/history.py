@@ -90,12 +90,12 @@ def discount(half_life: float, num_versions: Any) -> Any:
 
 def after_visit(rows_N: np.ndarray, facts: Sequence[GroupFacts], half_life: float) -> dict[str, np.ndarray]:
     """Return the fields of the items' history after a visit by groups with `facts`."""
-    version_N = np.array([one.version for one in facts], np.float64)
+    version_N = np.array([group.version for group in facts], np.float64)
     rho_N = discount(half_life, version_N - rows_N["version"])
-    is_equal_N = np.array([one.variance <= 0 for one in facts], bool)
+    is_equal_N = np.array([group.variance <= 0 for group in facts], bool)
     return {
-        "history_sum": rho_N * rows_N["history_sum"] + np.array([one.reward_sum for one in facts]),
-        "history_count": rho_N * rows_N["history_count"] + np.array([one.size for one in facts]),
+        "history_sum": rho_N * rows_N["history_sum"] + np.array([group.reward_sum for group in facts]),
+        "history_count": rho_N * rows_N["history_count"] + np.array([group.size for group in facts]),
         "version": np.maximum(version_N, rows_N["version"]),
         "num_zero_variance": np.where(is_equal_N, np.minimum(MAX_ZERO_VARIANCE, rows_N["num_zero_variance"] + 1), 0),
     }

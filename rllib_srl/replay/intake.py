@@ -127,7 +127,8 @@ class Intake:
         if is_played:
             rewarded = [(entry.group.prompt, entry.facts) for entry in entries if entry.facts.num_rewarded]
             self.count_by_domain("num_groups", [prompt for prompt, _ in rewarded])
-            self.count_by_domain("num_groups_zero_variance", [prompt for prompt, one in rewarded if not one.variance])
+            zero_variance = [prompt for prompt, visit in rewarded if not visit.variance]
+            self.count_by_domain("num_groups_zero_variance", zero_variance)
         stored = [entry for entry in entries if not entry.visit.refused]
         for entry in stored:
             self._store(entry, now)
@@ -163,7 +164,7 @@ class Intake:
         settings, slots = self.settings, [entry.slot for entry in entries if entry.slot is not None]
         facts = [entry.facts for entry in entries]
         size_N, variance_N, *others = (
-            np.array([getattr(one, name) for one in facts])
+            np.array([getattr(group, name) for group in facts])
             for name in ("size", "variance", "num_success", "reward", "nll")
         )
         fields: dict[str, Any] = dict(zip(("num_success", "reward", "nll"), others, strict=True))
@@ -171,7 +172,8 @@ class Intake:
         fields |= after_visit(before_N, facts, settings.history_half_life)
         if self.embedder is not None:
             novelty_N = np.array([entry.novelty for entry in entries])
-            self.tables.set_vectors(slots, np.stack([one.vector_D for one in entries if one.vector_D is not None]))
+            vectors_ND = np.stack([entry.vector_D for entry in entries if entry.vector_D is not None])
+            self.tables.set_vectors(slots, vectors_ND)
             fields |= {"diversity": diversity(variance_N, novelty_N), "novelty": novelty_N, "has_vector": True}
         fields |= {"pass_rate": fields["num_success"] / size_N, "group_size": size_N, "variance": variance_N}
         fields["visits"] = before_N["visits"] + 1
@@ -216,17 +218,17 @@ class Intake:
         self.counts["num_grown"] += num
         return num
 
-    def rate(self, slot: int, at: int, one: RatedGroup, rated: RatedGroups) -> list[RatedAnswer]:
+    def rate(self, slot: int, at: int, ratings: RatedGroup, rated: RatedGroups) -> list[RatedAnswer]:
         """Set the ratings of a stored group, and note them; return all of them if one is new or differs, else []."""
         tables, row = self.tables, self.tables.groups[at].copy()
         seq = int(row["seq"])
         group = self.store.group(seq)
-        seen = one.seen(group)
+        seen = ratings.seen(group)
         rewards, earlier = rewards_of(seen), group.extra.get(PEOPLE, {}).get("rated", {})
-        rated.note(one, rewards, earlier)
+        rated.note(ratings, rewards, earlier)
         if rewards == earlier:
             return []
-        after = with_ratings(group, rewards, one.pass_reward)
+        after = with_ratings(group, rewards, ratings.pass_reward)
         facts = [facts_of(group, self.settings.pass_reward) for group in (group, after)]
         # The mean of the domain has none of the new rewards.
         fields, in_history = corrected(tables.items[slot], row, self.settings.history_half_life, *facts)

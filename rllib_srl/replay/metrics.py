@@ -40,9 +40,9 @@ def stats_of(tables: Tables, counts: Mapping[str, int], rated: RatedGroups, now:
 
 def by_domain(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
     """Return domain -> name -> value of the metrics "domains/<domain>/<name>"; a domain's name may contain "/"."""
-    found: dict[str, dict[str, float]] = {}
+    domains: dict[str, dict[str, float]] = {}
     for metric, value in metrics.items():
         if metric.startswith("domains/"):
             domain, _, name = metric.removeprefix("domains/").rpartition("/")
-            found.setdefault(domain, {})[name] = value
-    return found
+            domains.setdefault(domain, {})[name] = value
+    return domains

@@ -75,23 +75,23 @@ class RatedGroups:
     applied: dict[str, Rewards] = field(default_factory=dict)  # by group id, also after the group has left the memory
     unused: dict[str, int] = field(default_factory=dict)  # group id -> its ratings without a stored answer
 
-    def note(self, one: RatedGroup, rewards: Rewards | None = None, earlier: Rewards | None = None) -> None:
+    def note(self, group: RatedGroup, rewards: Rewards | None = None, earlier: Rewards | None = None) -> None:
         """Note ratings: `rewards` are of stored answers, which had the ratings `earlier`; None: it is not stored.
 
         Ratings of a group that is gone count as unused if they were never applied.
         """
-        given, known = rewards_of(one.answers), self.applied.get(one.group_id, {})
+        ratings, known = rewards_of(group.answers), self.applied.get(group.group_id, {})
         if rewards is None or earlier is None:
-            num_unused = sum(known.get(episode) != reward for episode, reward in given.items())
+            num_unused = sum(known.get(episode) != reward for episode, reward in ratings.items())
         else:
-            num_unused = len(given) - len(rewards)
+            num_unused = len(ratings) - len(rewards)
             self.num_applied += len(rewards.keys() - earlier.keys())
             self.num_changed += sum(rewards.get(episode) != reward for episode, reward in earlier.items())
             if rewards or known:
-                self.applied[one.group_id] = rewards
-        self.unused.pop(one.group_id, None)
+                self.applied[group.group_id] = rewards
+        self.unused.pop(group.group_id, None)
         if num_unused:
-            self.unused[one.group_id] = num_unused
+            self.unused[group.group_id] = num_unused
 
     @property
     def num_unused(self) -> int:

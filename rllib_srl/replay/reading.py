@@ -84,16 +84,16 @@ class Reading:
     def find(self, name: str) -> int:
         """Return the slot of the one item with the prompt id `name`, or else a key that begins with it, or raise."""
         prompts = {slot: self.tables.prompt_of(slot) for slot in self.tables.slots().tolist()}
-        found = [slot for slot, prompt in prompts.items() if prompt.prompt_id == name]
-        found = found or [slot for slot, prompt in prompts.items() if prompt.key.startswith(name.lower())]
-        if not found:
+        slots = [slot for slot, prompt in prompts.items() if prompt.prompt_id == name]
+        slots = slots or [slot for slot, prompt in prompts.items() if prompt.key.startswith(name.lower())]
+        if not slots:
             raise ValueError(f"none of {len(prompts)} items has the prompt id or key {name!r}; see srl memory list")
-        if len(found) > 1:
-            some = [prompts[slot] for slot in found[:MOST_NAMED]]
+        if len(slots) > 1:
+            some = [prompts[slot] for slot in slots[:MOST_NAMED]]
             listed = ", ".join(f"{prompt.key} ({prompt.env_id} [{prompt.prompt_id}])" for prompt in some)
-            listed += ", ..." * (len(found) > MOST_NAMED)
-            raise ValueError(f"{name!r} is {len(found)} items: {listed}; expected more digits of a key")
-        slot: int = found[0]
+            listed += ", ..." * (len(slots) > MOST_NAMED)
+            raise ValueError(f"{name!r} is {len(slots)} items: {listed}; expected more digits of a key")
+        slot: int = slots[0]
         return slot
 
 
@@ -148,9 +148,9 @@ def drop(directory: Path, names: Collection[str], **which: Any) -> dict[Path, in
 
 def _key_of(name: str, paths: Sequence[Path]) -> str:
     for path in paths:
-        with reading(path) as one:
+        with reading(path) as memory:
             try:
-                return one.tables.prompt_of(one.find(name)).key
+                return memory.tables.prompt_of(memory.find(name)).key
             except ValueError:
                 if path == paths[-1]:
                     raise

@@ -69,9 +69,9 @@ class RLlibReplayBuffer(SRLReplayBuffer):
 
     def add_targets(self, targets: Sequence[Any], now: int, request: str = "", per_domain: int | None = None) -> int:
         """Store targets: lists of them, one per learner, or references to such lists; see `SRLReplayBuffer`."""
-        found = [target for part in _fetched(targets, self.settings.timeout_s) for target in part]
-        found.sort(key=lambda target: (target.group_id, target.episode))  # independent of the number of learners
-        return super().add_targets(found, now, request, per_domain)
+        all_targets = [target for part in _fetched(targets, self.settings.timeout_s) for target in part]
+        all_targets.sort(key=lambda target: (target.group_id, target.episode))  # independent of the number of learners
+        return super().add_targets(all_targets, now, request, per_domain)
 
     def rated_until(self, source: str) -> tuple[int, list[str]]:
         """Return the newest change of a ratings file that was applied, and the groups whose answers were not found."""
@@ -105,14 +105,14 @@ def _fetched(batch: Sequence[Any], timeout_s: float) -> list[Any]:
     """Return the objects behind references, fetching each once; those that are lost are left out."""
     whole = [ref.ref if isinstance(ref, ListedRef) else ref for ref in batch]
     refs = list(dict.fromkeys(ref for ref in whole if isinstance(ref, ray.ObjectRef)))
-    found: dict[Any, Any] = {}
+    values: dict[Any, Any] = {}
     deadline = time.monotonic() + timeout_s
     try:
-        found = dict(zip(refs, ray.get(refs, timeout=timeout_s), strict=True)) if refs else {}
+        values = dict(zip(refs, ray.get(refs, timeout=timeout_s), strict=True)) if refs else {}
     except (ray.exceptions.ObjectLostError, ray.exceptions.GetTimeoutError):  # one lost object fails the whole call
         for ref in refs:
             with suppress(ray.exceptions.ObjectLostError, ray.exceptions.GetTimeoutError):
-                found[ref] = ray.get(ref, timeout=max(0.0, deadline - time.monotonic()))
-    objects = [found.get(ref) if isinstance(ref, ray.ObjectRef) else ref for ref in whole]
-    there = [(ref, one) for ref, one in zip(batch, objects, strict=True) if one is not None]
-    return [one[ref.index] if isinstance(ref, ListedRef) else one for ref, one in there]
+                values[ref] = ray.get(ref, timeout=max(0.0, deadline - time.monotonic()))
+    objects = [values.get(ref) if isinstance(ref, ray.ObjectRef) else ref for ref in whole]
+    there = [(ref, value) for ref, value in zip(batch, objects, strict=True) if value is not None]
+    return [value[ref.index] if isinstance(ref, ListedRef) else value for ref, value in there]

@@ -216,9 +216,9 @@ def check_importable(settings: ReplaySettings) -> None:
     from rllib_srl.replay.admission import names_of
 
     for name, table in rules().items():
-        for one in names_of(getattr(settings, name)):
-            if table.is_users(one):
+        for rule in names_of(getattr(settings, name)):
+            if table.is_users(rule):
                 raise ValueError(
-                    f"replay_{name} = {one!r} is registered in this process, and the memory is in another; expected an "
-                    "import path, 'module:rule'"
+                    f"replay_{name} = {rule!r} is registered in this process, and the memory is in another; expected "
+                    "an import path, 'module:rule'"
                 )

@@ -139,7 +139,8 @@ class Store(Database):
         for name in ("groups", "payloads", "targets"):
             self.delete(name, "seq = ?", [(seq,) for seq in tables.removed_groups])
         changed = tables.changed_items()
-        self.put("items", [(slot, row, compact_json(prompt_fields(one)), vector) for slot, row, one, vector in changed])
+        items = [(slot, row, compact_json(prompt_fields(prompt)), vector) for slot, row, prompt, vector in changed]
+        self.put("items", items)
         self.put("groups", tables.changed_groups())
 
     def put_state(self, state: Mapping[str, Any]) -> None:
@@ -165,8 +166,8 @@ class Store(Database):
 
     def answer(self, request: str) -> Any | None:
         """Return the answer that was committed with a request, or None if there is none or it is no longer kept."""
-        found = self._one("SELECT answer FROM answers WHERE name = ?", request)
-        return json.loads(found[0]) if found else None
+        row = self._row("SELECT answer FROM answers WHERE name = ?", request)
+        return json.loads(row[0]) if row else None
 
     def payload(self, seq: int) -> bytes:
         """Return the bytes of a group; raise a `StoreError` if it is not stored."""
@@ -182,13 +183,13 @@ class Store(Database):
         return self._blob(which, "targets WHERE seq = ? AND episode = ?", int(seq), int(episode))
 
     def _blob(self, which: str, rows: str, *key: int) -> bytes:
-        found = self._one(f"SELECT CAST(payload AS BLOB) FROM {rows}", *key)
-        if found is None:
+        row = self._row(f"SELECT CAST(payload AS BLOB) FROM {rows}", *key)
+        if row is None:
             raise StoreError(f"memory {self.path} has no {which}: it was removed, or replaced by a newer one")
-        blob: bytes = found[0]
+        blob: bytes = row[0]
         return blob
 
-    def _one(self, query: str, *values: Any) -> Any | None:
+    def _row(self, query: str, *values: Any) -> Any | None:
         try:
             return self._db.execute(query, values).fetchone()
         except sqlite3.Error as error:
@@ -316,8 +317,8 @@ def _reader(path: Path) -> Iterator[sqlite3.Connection]:
 
 def _num_groups(db: sqlite3.Connection) -> int:
     """Return how many groups were ever stored in a database."""
-    found = db.execute("SELECT value FROM state WHERE name = 'items'").fetchone()
-    return int(json.loads(found[0])["next_group_seq"]) if found else 0
+    row = db.execute("SELECT value FROM state WHERE name = 'items'").fetchone()
+    return int(json.loads(row[0])["next_group_seq"]) if row else 0
 
 
 def _lock(path: Path) -> int:

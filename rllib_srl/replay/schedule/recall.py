@@ -70,7 +70,7 @@ class Recall:
         Groups of fewer than `min_graded` episodes are not graded. Returns what `review` does.
         """
         rows_N = self._tables.items.at(slots)
-        success_N, size_N = (np.array([getattr(one, name) for one in facts]) for name in ("num_success", "size"))
+        success_N, size_N = (np.array([getattr(group, name) for group in facts]) for name in ("num_success", "size"))
         is_new_N = rows_N["reps"] == 0
         before = [np.where(is_new_N, prior, rows_N[name]) for name, prior in zip(("alpha", "beta"), PRIOR)]
         alpha_N, beta_N = posterior(success_N, size_N, *before)

@@ -180,6 +180,6 @@ SPACINGS: Rules[Callable[..., SpacingRule]] = Rules("spacing", {"fsrs": FSRS, "f
 def make_spacing(name: str, desired_retention: float = 0.9, **parameters: Any) -> SpacingRule:
     """Build a spacing rule by its name or import path; raise a ValueError if its parameters are wrong."""
     rule = SPACINGS.named(name)
-    given = {"desired_retention": desired_retention, **parameters}
-    made: SpacingRule = SPACINGS.make(name, given) if isinstance(rule, type) else rule(**given)
+    all_parameters = {"desired_retention": desired_retention, **parameters}
+    made: SpacingRule = SPACINGS.make(name, all_parameters) if isinstance(rule, type) else rule(**all_parameters)
     return made
