@@ -88,7 +88,7 @@ class RolloutsAhead:
     def loads(self) -> dict[int, int]:
         """Return runner id -> number of its episodes whose groups have not ended."""
         with self._changed:
-            return {i: sum(one.arguments["group_size"] for one in self._unended(i)) for i in self._runners.ids}
+            return {i: sum(group.arguments["group_size"] for group in self._unended(i)) for i in self._runners.ids}
 
     def launch(self, runner_id: int, arguments: PlayArguments) -> None:
         """Let a runner play new groups; it begins with them in its next slice."""
@@ -117,13 +117,13 @@ class RolloutsAhead:
                 self._wanted = 0
         with self._changed:
             taken = self._ended()[:num]
-            for one in taken:
-                del self._groups[one.group_id]
-            batches = [one.batch for one in taken if one.batch is not None]
+            for group in taken:
+                del self._groups[group.group_id]
+            batches = [group.batch for group in taken if group.batch is not None]
             if batches:
                 spent, self._seconds = list(self._seconds.values()), {}
                 for name in ("engine_s", "environment_s"):
-                    most = max((sum(one.get(name, 0.0) for one in slices) for slices in spent), default=0.0)
+                    most = max((sum(times.get(name, 0.0) for times in slices) for slices in spent), default=0.0)
                     batches[0] = replace(batches[0], seconds={**batches[0].seconds, name: most})
             return batches
 
@@ -194,9 +194,9 @@ class RolloutsAhead:
         with self._changed:
             for runner_id, failure in runners.items():
                 again = self._unended(runner_id)
-                for one in again:
-                    one.is_begun, one.num_lost = False, one.num_lost + 1
-                if any(one.num_lost >= self._max_tries for one in again):
+                for group in again:
+                    group.is_begun, group.num_lost = False, group.num_lost + 1
+                if any(group.num_lost >= self._max_tries for group in again):
                     raise not_played(len(again), self._max_tries, runner_id, failure)
                 num += len(again)
                 self._lost.pop(runner_id, None)
@@ -204,10 +204,10 @@ class RolloutsAhead:
         return num
 
     def _unended(self, runner_id: int) -> list[Launched]:
-        return [one for one in self._groups.values() if one.runner_id == runner_id and one.batch is None]
+        return [group for group in self._groups.values() if group.runner_id == runner_id and group.batch is None]
 
     def _ended(self) -> list[Launched]:
-        return [one for one in self._groups.values() if one.batch is not None]
+        return [group for group in self._groups.values() if group.batch is not None]
 
     # --- the thread -------------------------------------------------------------------------------
 
@@ -230,7 +230,7 @@ class RolloutsAhead:
                     is_playing = len(self._ended()) < len(self._groups)
                     self._changed.wait(POLL_S if is_playing and not self._num_at_rest else None)
                     continue
-                pending = {one.answer: one for one, _ in self._in_slice.values()}
+                pending = {call.answer: call for call, _ in self._in_slice.values()}
             ready, _ = ray.wait(list(pending), num_returns=1, timeout=POLL_S)
             for answer in ready:
                 self._end_slice(pending[answer])
@@ -250,13 +250,13 @@ class RolloutsAhead:
 
     def _take_new(self, runner_id: int) -> PlayArguments | None:
         """Return the arguments of the groups that a runner is to begin, None without any."""
-        groups = [one for one in self._unended(runner_id) if not one.is_begun]
+        groups = [group for group in self._unended(runner_id) if not group.is_begun]
         if not groups:
             return None
-        for one in groups:
-            one.is_begun = True
-        prompts = {one.group_id: one.prompt for one in groups}
-        revisits = frozenset(one.group_id for one in groups if one.is_revisit)
+        for group in groups:
+            group.is_begun = True
+        prompts = {group.group_id: group.prompt for group in groups}
+        revisits = frozenset(group.group_id for group in groups if group.is_revisit)
         return {**groups[-1].arguments, "prompts": prompts, "revisits": revisits}
 
     def _end_slice(self, pending: PendingSlice) -> None:
@@ -281,7 +281,7 @@ class RolloutsAhead:
         for group_id, batch in played.batches.items():
             if group_id in self._groups:
                 self._groups[group_id].batch = batch
-        expected = sum(one.is_begun for one in self._unended(runner_id))
+        expected = sum(group.is_begun for group in self._unended(runner_id))
         if played.num_unfinished != expected:
             reason = f"plays {played.num_unfinished} groups instead of {expected}"
             self._lost[runner_id] = Failure(reason, is_hung=False)

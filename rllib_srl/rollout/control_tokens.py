@@ -46,7 +46,7 @@ class ControlTokens:
 
     def breaks(self, text: str) -> list[int]:
         """Return the split positions of `text`, in order: after the first character of each name."""
-        return [found.start() + 1 for found in self._start.finditer(text)] if self._start else []
+        return [match.start() + 1 for match in self._start.finditer(text)] if self._start else []
 
     def pieces(self, text: str) -> list[str]:
         """Split `text` into pieces that contain no name."""
@@ -58,9 +58,9 @@ class ControlTokens:
         if isinstance(value, str):
             return mark.join(self.pieces(value))
         if isinstance(value, list):
-            return [self.marked(one, mark) for one in value]
+            return [self.marked(part, mark) for part in value]
         if isinstance(value, dict):
-            return {self.marked(key, mark): self.marked(one, mark) for key, one in value.items()}
+            return {self.marked(key, mark): self.marked(part, mark) for key, part in value.items()}
         return value
 
     def count(self, ids: Iterable[int]) -> int:

@@ -37,10 +37,10 @@ TOO_LONG, REWRITTEN, OUT_OF_CALLS, UNSUPPORTED = (
 )  # fmt: skip
 
 
-def _message(given: Any) -> Message:
-    if not isinstance(given, dict) or not all(isinstance(given.get(name), str) for name in ("role", "content")):
+def _message(message: Any) -> Message:
+    if not isinstance(message, dict) or not all(isinstance(message.get(name), str) for name in ("role", "content")):
         raise ValueError("expected a message with role and content as text")
-    return given
+    return message
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
@@ -60,7 +60,7 @@ class Ask:
         try:
             return _ASK.validate_json(text)
         except ValidationError as error:
-            errors = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+            errors = (f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors())
             raise ValueError(f'info["conversation"] is not valid: {"; ".join(errors)}') from error
 
 
@@ -90,7 +90,7 @@ class _Conversation:
     def shares(self, keys: Sequence[str]) -> int:
         """Return how many messages at the start are equal."""
         pairs = enumerate(zip(self.keys, keys, strict=False))
-        return next((n for n, (own, other) in pairs if own != other), min(len(self.keys), len(keys)))
+        return next((n for n, (key, other) in pairs if key != other), min(len(self.keys), len(keys)))
 
     def is_rewritten_by(self, keys: Sequence[str], tools: str) -> bool:
         """Return whether a call contains all that preceded the first answer, and continues in another way."""
@@ -106,8 +106,8 @@ class _Open:
 
     conversation: _Conversation
     keys: list[str]
-    given: list[int]
-    said: str  # the new messages, for people
+    tokens: list[int]  # before the next turn, without what the conversation has
+    text: str  # the new messages, for people
     turn: Turn | None = None
 
 
@@ -132,9 +132,9 @@ class Conversations:
                 it.
         """
         keys = [_key(message) for message in ask.messages]
-        same_tools = [one for one in self._all if one.tools == ask.tools]
-        conversation = next((one for one in same_tools if one.shares(keys) == len(one.keys)), None)
-        if conversation is None and any(one.is_rewritten_by(keys, ask.tools) for one in self._all):
+        same_tools = [record for record in self._all if record.tools == ask.tools]
+        conversation = next((record for record in same_tools if record.shares(keys) == len(record.keys)), None)
+        if conversation is None and any(record.is_rewritten_by(keys, ask.tools) for record in self._all):
             if ask.refuses_rewriting:
                 raise AskRefusedError(
                     REWRITTEN, "the messages change an earlier part of a conversation of this episode; expected its "
@@ -145,7 +145,7 @@ class Conversations:
             opened = self._continued(conversation, keys, ask) if conversation else self._new(same_tools, keys, ask)
         except Exception as error:  # templates may raise anything to refuse a conversation
             raise AskRefusedError(UNSUPPORTED, " ".join(str(error).split())[:500]) from error
-        prompt = opened.conversation.stream + opened.given
+        prompt = opened.conversation.stream + opened.tokens
         if not 0 < len(prompt) < self._max_tokens:
             # Clients recognise a limit by these words.
             beyond = ", which exceeds the model's context length" if prompt else ""
@@ -164,8 +164,8 @@ class Conversations:
 
     def _new(self, others: Sequence[_Conversation], keys: list[str], ask: Ask) -> _Open:
         """Fork the conversation of which the call contains the most answers, or begin a new one."""
-        told = [(sum(at < one.shares(keys) for at in one.answers), one) for one in others]
-        num_answers, source = max(told, key=lambda pair: pair[0], default=(0, None))
+        candidates = [(sum(at < record.shares(keys) for at in record.answers), record) for record in others]
+        num_answers, source = max(candidates, key=lambda pair: pair[0], default=(0, None))
         if not num_answers or source is None:
             ids = self._transcript.whole(ask.messages, ask.tools, ask.template)
             return _Open(_Conversation(ask.tools), keys, ids, _shown(ask.messages))
@@ -185,19 +185,19 @@ class Conversations:
         if opened is None or opened.turn is None or not message:
             self.num_unheard += opened is not None and opened.turn is not None
             return
-        one, turn = opened.conversation, opened.turn
-        if not one.steps:
-            self._all.append(one)
-        one.keys = [*opened.keys, _key(json.loads(message))]
-        one.answers.append(len(opened.keys))
-        one.stream = one.stream + opened.given + turn.token_ids.tolist()
-        one.ends.append(len(one.stream))
-        one.steps.append((opened.given, turn))
-        one.text += [("environment", opened.said), ("policy", turn.text)]
+        conversation, turn = opened.conversation, opened.turn
+        if not conversation.steps:
+            self._all.append(conversation)
+        conversation.keys = [*opened.keys, _key(json.loads(message))]
+        conversation.answers.append(len(opened.keys))
+        conversation.stream = conversation.stream + opened.tokens + turn.token_ids.tolist()
+        conversation.ends.append(len(conversation.stream))
+        conversation.steps.append((opened.tokens, turn))
+        conversation.text += [("environment", opened.text), ("policy", turn.text)]
 
     @property
     def num_turns(self) -> int:
-        return sum(len(one.steps) for one in self._all)
+        return sum(len(record.steps) for record in self._all)
 
     @property
     def num_conversations(self) -> int:
@@ -207,7 +207,7 @@ class Conversations:
     @property
     def text(self) -> list[tuple[str, str]]:
         """Return the text of all conversations, in the order in which they began."""
-        return [line for one in self._all for line in one.text]
+        return [line for record in self._all for line in record.text]
 
     def write(self, episode: SingleAgentEpisode, reward: float, info: Mapping[str, Any]) -> tuple[int, ...]:
         """Write all recorded turns into an episode without a reset, one conversation after the other.
@@ -215,7 +215,7 @@ class Conversations:
         The tokens that a turn was given are its observation; reward and info of the episode are those of the last turn.
         Return where the conversations begin in the episode's stream; see `Group.starts`.
         """
-        steps = [step for one in self._all for step in one.steps]
+        steps = [step for record in self._all for step in record.steps]
         episode.add_env_reset(np.array(steps[0][0] if steps else [], np.int32), {})
         for n, (_, turn) in enumerate(steps):
             is_last = n + 1 == len(steps)
@@ -226,7 +226,7 @@ class Conversations:
                 dict(info) if is_last else {},
                 extra_model_outputs={"action_logp": turn.logp},
             )
-        lengths = [len(one.stream) for one in self._all]
+        lengths = [len(record.stream) for record in self._all]
         return tuple(int(start) for start in np.cumsum([0, *lengths[:-1]])) if lengths else (0,)
 
 
@@ -235,8 +235,10 @@ def _key(message: Message) -> str:
 
     Nor does a thought that a client keeps apart, because the recorded answers have none.
     """
-    said = {name: one for name, one in message.items() if one not in (None, [], "") and name != "reasoning_content"}
-    return json.dumps(said, sort_keys=True)
+    fields = {
+        name: value for name, value in message.items() if value not in (None, [], "") and name != "reasoning_content"
+    }
+    return json.dumps(fields, sort_keys=True)
 
 
 def _shown(messages: Sequence[Message]) -> str:

@@ -374,7 +374,7 @@ def settle(
         if attribute(instance.env, "settle_group", None) is None:
             without.add(prompt.env_id)
         else:
-            texts = [turns_of(one) for one in group]
+            texts = [turns_of(episode) for episode in group]
             settled = _answer(calls, end, settled_rewards, instance.env, prompt.prompt_id, texts)
             if settled.error:
                 _fail(group, settled)
@@ -393,7 +393,7 @@ def settled_rewards(env: Any, prompt_id: str, turns: Sequence[Sequence[str]]) ->
     Raises:
         BadReplyError: they are not one finite number per episode.
     """
-    rewards = np.asarray(attribute(env, "settle_group", None)(prompt_id, [list(one) for one in turns]), np.float64)
+    rewards = np.asarray(attribute(env, "settle_group", None)(prompt_id, [list(texts) for texts in turns]), np.float64)
     if rewards.shape != (len(turns),) or not np.isfinite(rewards).all():
         raise BadReplyError(
             f"settle_group returned rewards of shape {rewards.shape}; expected {len(turns)} finite numbers, one for "

@@ -233,15 +233,15 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     def _batch_of(self, played: Sequence[GroupInPlay]) -> tuple[RunnerBatch, list[Group]]:
         """Return what is counted over all episodes, and the groups with enough valid episodes."""
         keeps_turns = self.config.replay_on_group is not None
-        groups = [group for one in played if (group := one.collected(keeps_turns)) is not None]
-        episodes = [episode for one in played for episode in one.episodes]
+        groups = [group for entry in played if (group := entry.collected(keeps_turns)) is not None]
+        episodes = [episode for entry in played for episode in entry.episodes]
         batch = RunnerBatch(
             self.engine.version,
             [GroupMeta.of(group, None) for group in groups],
             len(played) - len(groups),
             dict(Counter(e.custom_data["stop_reason"].value for e in episodes)),
             num_turns=sum(len(episode) for episode in episodes),
-            transcripts=[transcript_of(episode) for one in played if one.is_shown for episode in one.episodes],
+            transcripts=[transcript_of(episode) for entry in played if entry.is_shown for episode in entry.episodes],
             errors=[str(e.custom_data["error"]) for e in episodes if e.custom_data.get("error")],
             num_unparsed=sum(map(is_unparsed, episodes)),
             reward_sums=reward_sums(episodes),
@@ -273,13 +273,13 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             if begin is not None:
                 self._begin(self._in_play, **begin)
             ended = self._in_play.advance(time.monotonic() + slice_s, enough)
-            self._end_episodes([episode for one in ended for episode in one.episodes])
+            self._end_episodes([episode for entry in ended for episode in entry.episodes])
             batches: dict[str, RunnerBatch] = {}
             groups: list[Group] = []
-            for one in ended:
-                batch, group = self._batch_of([one])
+            for entry in ended:
+                batch, group = self._batch_of([entry])
                 metrics = None if batches else self.get_metrics()  # the first one has the runner's
-                batches[one.group_id] = replace(batch, metrics=metrics, seconds={"play_s": one.seconds})
+                batches[entry.group_id] = replace(batch, metrics=metrics, seconds={"play_s": entry.seconds})
                 groups += group
         except BaseException:
             self.drop_play()

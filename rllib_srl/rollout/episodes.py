@@ -139,23 +139,23 @@ class LiveEpisode:
         return self.episode
 
     def _write_conversations(self) -> tuple[int, ...]:
-        said, reply = self.conversations, self.last_reply
-        assert said is not None
-        said.answered("")  # a turn is recorded only if the agent is known to have got the answer
+        conversations, reply = self.conversations, self.last_reply
+        assert conversations is not None
+        conversations.answered("")  # a turn is recorded only if the agent is known to have got the answer
         counts = {
             "agent/num_calls": self.num_turns,
-            "agent/num_conversations": said.num_conversations,
-            "agent/num_rewritten": said.num_rewritten,
+            "agent/num_conversations": conversations.num_conversations,
+            "agent/num_rewritten": conversations.num_rewritten,
             "agent/num_refused": self.num_refused,
-            "agent/num_unheard": said.num_unheard,
+            "agent/num_unheard": conversations.num_unheard,
         }
-        return said.write(self.episode, reply.reward, {**reply.info, **counts})
+        return conversations.write(self.episode, reply.reward, {**reply.info, **counts})
 
 
 def valid_of(episodes: Iterable[SingleAgentEpisode]) -> list[SingleAgentEpisode]:
     """Return the episodes that infrastructure did not end, in order of their index."""
-    valid = [one for one in episodes if not one.custom_data["stop_reason"].is_infrastructure]
-    return sorted(valid, key=lambda one: one.custom_data["index"])
+    valid = [episode for episode in episodes if not episode.custom_data["stop_reason"].is_infrastructure]
+    return sorted(valid, key=lambda episode: episode.custom_data["index"])
 
 
 def turns_of(episode: SingleAgentEpisode) -> list[str]:
@@ -206,16 +206,16 @@ def _extra_of(episodes: list[SingleAgentEpisode], keep_turns: bool) -> dict[str,
     if data.get("is_unpaid"):
         marks["is_unpaid"] = True
     if keep_turns:
-        marks["turns"] = [turns_of(one) for one in episodes]
-        said = [one.get_infos(0).get("can_iterate") for one in episodes]
-        if all(isinstance(value, bool) for value in said):
-            marks["can_iterate"] = all(said)
-    return with_starts(marks, [one.custom_data.get("starts", (0,)) for one in episodes])
+        marks["turns"] = [turns_of(episode) for episode in episodes]
+        flags = [episode.get_infos(0).get("can_iterate") for episode in episodes]
+        if all(isinstance(value, bool) for value in flags):
+            marks["can_iterate"] = all(flags)
+    return with_starts(marks, [episode.custom_data.get("starts", (0,)) for episode in episodes])
 
 
 def answers_of(episodes: Iterable[SingleAgentEpisode]) -> tuple[str, ...]:
     """Return the policy's last turn in each valid episode of a prompt, in the order of `to_group`."""
-    return tuple((turns_of(one) or [""])[-1] for one in valid_of(episodes))
+    return tuple((turns_of(episode) or [""])[-1] for episode in valid_of(episodes))
 
 
 def flatten(episode: SingleAgentEpisode) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -273,15 +273,15 @@ def unpaid_answers(episodes: Sequence[SingleAgentEpisode]) -> list[dict[str, str
     Only for environments whose info has both `parsed` and `expected`: one episode per group, at most
     MAX_SHOWN_ANSWERS, each text cut to its last MAX_SHOWN_CHARS characters, to keep the result small.
     """
-    valid = [one for one in episodes if not one.custom_data["stop_reason"].is_infrastructure]
+    valid = [episode for episode in episodes if not episode.custom_data["stop_reason"].is_infrastructure]
     if any(episode.get_return() > 0 for episode in valid):
         return []
     shown: dict[str, dict[str, str]] = {}
     for episode in valid:
         info = episode.get_infos(-1) if len(episode) else {}
-        told = {name: info.get(name) for name in ("parsed", "expected")}
-        if len(shown) < MAX_SHOWN_ANSWERS and all(isinstance(text, str) for text in told.values()):
-            texts = {"answer": (turns_of(episode) or [""])[-1], **told}
+        grading = {name: info.get(name) for name in ("parsed", "expected")}
+        if len(shown) < MAX_SHOWN_ANSWERS and all(isinstance(text, str) for text in grading.values()):
+            texts = {"answer": (turns_of(episode) or [""])[-1], **grading}
             shown.setdefault(
                 episode.custom_data["group_id"], {name: str(text)[-MAX_SHOWN_CHARS:] for name, text in texts.items()}
             )

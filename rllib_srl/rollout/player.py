@@ -66,7 +66,7 @@ def first_ids(transcript: Transcript, reply: Reply) -> list[int]:
     try:
         return transcript.whole([*system, *reply.messages], reply.tools)
     except Exception as error:  # templates may raise anything to refuse a conversation
-        roles = ", ".join(one["role"] for one in (*system, *reply.messages))
+        roles = ", ".join(message["role"] for message in (*system, *reply.messages))
         raise ValueError(
             f"the chat template refuses a prompt with the roles {roles} ({one_line(error)}); expected user "
             "and assistant to alternate, as the template demands, or prompt_format = 'text'"
@@ -425,8 +425,8 @@ class Player:
         ends = self.transcript.end_ids
         key = (room, live.ask.stop if live.ask is not None else live.instance.stop_strings, ends)
         if key not in self._samplings:
-            own = live.ask.stop if live.ask is not None else self.transcript.stop(live.instance.stop_strings)
-            stop = self.sampling.stop + own
+            stop_strings = live.ask.stop if live.ask is not None else self.transcript.stop(live.instance.stop_strings)
+            stop = self.sampling.stop + stop_strings
             self._samplings[key] = replace(self.sampling, max_tokens=room, stop=stop, end_ids=ends)
         return self._samplings[key]
 

@@ -184,10 +184,10 @@ def _seed_of(prompt: Prompt) -> int:
     return seed
 
 
-def _text(given: Any, what: str = "the observation") -> str:
-    if not isinstance(given, str):
-        raise BadReplyError(f"{what} is {_shape(given)}; expected a str (text in, text out)")
-    text = str.__str__(given)  # a subclass may override anything
+def _text(value: Any, what: str = "the observation") -> str:
+    if not isinstance(value, str):
+        raise BadReplyError(f"{what} is {_shape(value)}; expected a str (text in, text out)")
+    text = str.__str__(value)  # a subclass may override anything
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -195,11 +195,11 @@ def _text(given: Any, what: str = "the observation") -> str:
     return text
 
 
-def _number(given: Any, what: str = "the reward") -> float:
-    if not isinstance(given, (int, float, np.number, np.bool_)) or isinstance(given, np.complexfloating):
-        raise BadReplyError(f"{what} is {_shape(given)}; expected a number")
+def _number(number: Any, what: str = "the reward") -> float:
+    if not isinstance(number, (int, float, np.number, np.bool_)) or isinstance(number, np.complexfloating):
+        raise BadReplyError(f"{what} is {_shape(number)}; expected a number")
     try:
-        value = float(given)
+        value = float(number)
     except OverflowError:
         value = math.inf
     if not math.isfinite(value):
@@ -218,11 +218,13 @@ def _tools(schemas: Any) -> str:
 
 def _messages(messages: Any) -> tuple[dict[str, str], ...]:
     is_list = isinstance(messages, list | tuple)
-    if not is_list or not all(isinstance(one, dict) and {*one} == {"role", "content"} for one in messages):
+    if not is_list or not all(isinstance(message, dict) and {*message} == {"role", "content"} for message in messages):
         raise BadReplyError(
             f"opening_messages is {_shape(messages)}; expected a list of mappings with 'role' and 'content'"
         )
-    return tuple({name: _text(value, f"the {name} of a message") for name, value in one.items()} for one in messages)
+    return tuple(
+        {name: _text(value, f"the {name} of a message") for name, value in message.items()} for message in messages
+    )
 
 
 def _role(info: Any) -> str:

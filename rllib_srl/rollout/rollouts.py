@@ -70,7 +70,7 @@ class Rollouts:
     @property
     def in_play(self) -> list[tuple[Prompt, bool]]:
         """Return the prompts that were begun and not taken, each with whether it is a revisit."""
-        begun = [] if self.ahead is None else [(one.prompt, one.is_revisit) for one in self.ahead.outstanding]
+        begun = [] if self.ahead is None else [(group.prompt, group.is_revisit) for group in self.ahead.outstanding]
         return begun + self._again
 
     @property

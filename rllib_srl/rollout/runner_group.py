@@ -76,15 +76,15 @@ class RunnerGroup:
 
         A runner with another version of the policy has been restarted since.
         """
-        calls = {i: Call.of(LLMEnvRunner.play_groups, version, **own) for i, own in arguments.items()}
+        calls = {i: Call.of(LLMEnvRunner.play_groups, version, **of_runner) for i, of_runner in arguments.items()}
         if self.is_local:
             played = {i: call.run(self._group.local_env_runner) for i, call in calls.items()}
             answers: Iterable[tuple[int, Any]] = [(i, batch) for i, (batch, _) in played.items()]
-            groups: dict[int, Any] = {i: own for i, (_, own) in played.items()}
+            groups: dict[int, Any] = {i: of_runner for i, (_, of_runner) in played.items()}
         else:
             references = {i: call.submit_both(self.actors[i]) for i, call in calls.items()}
             answers = gather({i: batch for i, (batch, _) in references.items()}, timeout_s)
-            groups = {i: own for i, (_, own) in references.items()}
+            groups = {i: of_runner for i, (_, of_runner) in references.items()}
         for i, answer in answers:
             if isinstance(answer, RunnerBatch) and arguments[i].get("as_groups", True):
                 answer = replace(answer, groups=listed(answer.groups, groups[i]))
@@ -104,7 +104,9 @@ class RunnerGroup:
         if not isinstance(played, Slice):
             return played or STALE
         metas = iter(listed([meta for batch in played.batches.values() for meta in batch.groups], pending.groups))
-        batches = {i: replace(one, groups=list(islice(metas, len(one.groups)))) for i, one in played.batches.items()}
+        batches = {
+            i: replace(batch, groups=list(islice(metas, len(batch.groups)))) for i, batch in played.batches.items()
+        }
         return replace(played, batches=batches)
 
     def drop_play(self, ids: Iterable[int], timeout_s: float) -> dict[int, Failure]:
@@ -177,7 +179,7 @@ class RunnerGroup:
         return dict(gather({i: call.submit(self.actors[i]) for i in ids}, timeout_s))
 
     def _failures(self, ids: Iterable[int], call: Call[Any], timeout_s: float) -> dict[int, Failure]:
-        return {i: one for i, one in self._answers(ids, call, timeout_s).items() if isinstance(one, Failure)}
+        return {i: answer for i, answer in self._answers(ids, call, timeout_s).items() if isinstance(answer, Failure)}
 
     def _all(self, ids: Iterable[int], call: Call[Result], timeout_s: float, what: str) -> dict[int, Result]:
         """Run a call on several runners and return all results; `what` is the action that an error names."""

@@ -123,10 +123,10 @@ class RawTranscript(Transcript):
                 "prompt_format = 'text' has no template for tools; expected prompt_format = 'chat', or an "
                 "environment that lists them in its prompt (tools_in = 'prompt')"
             )
-        system, rest = "", messages
+        system, dialogue = "", messages
         if messages and messages[0]["role"] == "system":
-            system, rest = messages[0]["content"] + "\n\n", messages[1:]
-        return list(self._first(system + _contents(rest)))
+            system, dialogue = messages[0]["content"] + "\n\n", messages[1:]
+        return list(self._first(system + _contents(dialogue)))
 
     def more(self, messages: Sequence[Message], last_id: int, template: str = "") -> list[int]:
         """Tokenise the concatenated contents without special tokens."""
@@ -136,9 +136,9 @@ class RawTranscript(Transcript):
         return stop_strings
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        first, *rest = self._controls.pieces(text)
+        first, *pieces = self._controls.pieces(text)
         ids = list(self._tokenizer(first, add_special_tokens=add_special_tokens)["input_ids"])
-        for piece in rest:
+        for piece in pieces:
             ids += self._tokenizer(piece, add_special_tokens=False)["input_ids"]
         if self._controls.count(ids) > (self._num_in_front if add_special_tokens else 0):
             raise ValueError(_forged(self._tokenizer, text))
@@ -190,7 +190,7 @@ class ChatTranscript(Transcript):
             self._check_earlier_tokens_stay(opened)
         self._check_role_is_opened(opened, self._prefix or last_prefix, is_always_open)
         self._whole = lru_cache(_NUM_CACHED)(
-            lambda messages, tools, template: tuple(self._said(json.loads(messages), tools, template))
+            lambda messages, tools, template: tuple(self._ids_of(json.loads(messages), tools, template))
         )
 
     def _prompt(self) -> list[int]:
@@ -221,7 +221,7 @@ class ChatTranscript(Transcript):
         They are rendered after a dummy question and answer, so no earlier token is rendered again.
         """
         whole = [*_dialogue([_QUESTION]), {"role": "assistant", "content": _ANSWERS[0]}, *messages]
-        ids = self._said(whole, "", template)
+        ids = self._ids_of(whole, "", template)
         if self._prefix and ids[: len(self._prefix)] == self._prefix:
             tail = ids[len(self._prefix) :]
         else:  # the answer opens otherwise, as Qwen's do in front of a tool's
@@ -239,7 +239,7 @@ class ChatTranscript(Transcript):
         """Return (): a chat turn ends with the end-of-turn token."""
         return ()
 
-    def _said(self, messages: Sequence[Message], tools: str = "", template: str = "") -> list[int]:
+    def _ids_of(self, messages: Sequence[Message], tools: str = "", template: str = "") -> list[int]:
         """Render a conversation that ends with an observation; raise ValueError if a text became a control token."""
         ids = self._rendered(messages, tools, template)
         dummies = [{**m, "content": _dummy(m)} for m in messages]
@@ -259,13 +259,13 @@ class ChatTranscript(Transcript):
     ) -> list[int]:
         """Render a conversation and, if `is_open`, the opening of the assistant's next message."""
         schemas = json.loads(tools) if tools else None
-        said = [{name: value for name, value in message.items() if name != "role"} for message in messages]
-        texts = list(_texts([said, schemas]))
+        contents = [{name: value for name, value in message.items() if name != "role"} for message in messages]
+        texts = list(_texts([contents, schemas]))
         mark = unused_character(texts) if any(map(self._controls.breaks, texts)) else ""
         if mark:
-            said, schemas = self._controls.marked([said, schemas], mark)
+            contents, schemas = self._controls.marked([contents, schemas], mark)
         rendered = self._tokenizer.apply_chat_template(
-            [{"role": message["role"], **one} for message, one in zip(messages, said, strict=True)],
+            [{"role": message["role"], **content} for message, content in zip(messages, contents, strict=True)],
             tools=schemas,
             tokenize=not mark,
             add_generation_prompt=is_open,
@@ -286,9 +286,9 @@ class ChatTranscript(Transcript):
         """
         at = next(n for n, message in enumerate(messages) if message["role"] == "assistant")
         changed = [*messages[:at], {**messages[at], "content": _ANSWERS[1]}, *messages[at + 1 :]]
-        one, other = (self._rendered(each, "", template, is_open=is_open) for each in (messages, changed))
-        num_same = _num_common(one[::-1], other[::-1])
-        prefix, tail = one[: len(one) - num_same], one[len(one) - num_same :]
+        first, second = (self._rendered(each, "", template, is_open=is_open) for each in (messages, changed))
+        num_same = _num_common(first[::-1], second[::-1])
+        prefix, tail = first[: len(first) - num_same], first[len(first) - num_same :]
         if not self._tokenizer.decode(prefix).rstrip().endswith(_ANSWERS[0]):
             raise self._refused(
                 "changes the assistant's message; expected its text unchanged, then closing tokens: use prompt_format "
@@ -315,8 +315,8 @@ class ChatTranscript(Transcript):
         one.
         """
         try:
-            told = [*_dialogue([_QUESTION]), {"role": "assistant", "content": _ANSWERS[0]}]
-            prefix, tail = self._split(told, is_open=False)
+            dialogue = [*_dialogue([_QUESTION]), {"role": "assistant", "content": _ANSWERS[0]}]
+            prefix, tail = self._split(dialogue, is_open=False)
         except Exception:  # templates may raise anything to refuse a conversation
             return [], None
         at = next((n for n, token_id in enumerate(tail) if token_id in self._marks()), None)
@@ -343,8 +343,8 @@ class ChatTranscript(Transcript):
         """Check that a conversation keeps its tokens, but for the opening of an answer, and that `later` builds it."""
         two, three = (self._render([_QUESTION] * num) for num in (2, 3))
         kept, tail = opened[: self._num_kept], two[len(self._prefix) :]
-        said = self._prefix[len(kept) :] + tail[: len(tail) - len(self._opening)]
-        built = kept + said + said + self._opening
+        exchange = self._prefix[len(kept) :] + tail[: len(tail) - len(self._opening)]
+        built = kept + exchange + exchange + self._opening
         if _QUESTION in self._tokenizer.decode(kept):
             opened, two = kept, two[: len(two) - len(self._opening)]
         for earlier, later in ((opened, two), (two, three), (built, three)):
@@ -352,9 +352,9 @@ class ChatTranscript(Transcript):
             if where == len(earlier):
                 continue
             shown = [self._tokenizer.decode(ids[where : where + 1]) for ids in (later, earlier)]
-            other, own = (repr(text) if text else "nothing" for text in shown)
+            after, before = (repr(text) if text else "nothing" for text in shown)
             raise self._refused(
-                f"changes earlier tokens when a turn is added: token {where} becomes {other} instead of {own}; "
+                f"changes earlier tokens when a turn is added: token {where} becomes {after} instead of {before}; "
                 f"{_UNCHANGED}: use prompt_format = 'text', another template, or max_turns = 1 for tasks of one turn"
             )
 
@@ -434,9 +434,9 @@ class ChatTranscript(Transcript):
         return ValueError(f"the chat template of {_name(self._tokenizer)} {reason}")
 
 
-def _num_common(one: Sequence[int], other: Sequence[int]) -> int:
+def _num_common(first: Sequence[int], second: Sequence[int]) -> int:
     """Return the length of the common prefix."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
 def _dialogue(questions: Sequence[str], *, role: str = "user", system: str = "") -> list[Message]:
@@ -456,12 +456,12 @@ def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
-        for name, one in value.items():
+        for name, part in value.items():
             yield name
-            yield from _texts(one)
+            yield from _texts(part)
     elif isinstance(value, list):
-        for one in value:
-            yield from _texts(one)
+        for part in value:
+            yield from _texts(part)
 
 
 def _dummy(message: Message) -> str:
