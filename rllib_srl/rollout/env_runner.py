@@ -81,7 +81,7 @@ class GroupInPlay:
         self.episodes.append(episode)
         if len(self.episodes) < self.size:
             return False
-        self.episodes.sort(key=lambda one: one.custom_data["index"])
+        self.episodes.sort(key=lambda ended: ended.custom_data["index"])
         self.seconds = time.monotonic() - self.start
         return True
 
