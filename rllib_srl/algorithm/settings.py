@@ -320,7 +320,7 @@ def errors_of(values: Mapping[str, Any], parts: Iterable[Part] = PARTS) -> tuple
         prefix, rows = part.model.prefix, part.rows
         subset = {name: value for name, value in values.items() if name in rows}
         subset = {n: v for n, v in subset.items() if not (rows[n].is_preset and isinstance(v, str) and v == PRESET)}
-        errors, others = part.model.found({name.removeprefix(prefix): value for name, value in subset.items()})
+        errors, others = part.model.split_errors({name.removeprefix(prefix): value for name, value in subset.items()})
         wrong |= {prefix + name: prefix + line for name, line in errors.items()}
         together += [prefix + line for line in others]
     return wrong, together

@@ -151,25 +151,25 @@ def augmented(algorithm: Algorithm, prompts: Sequence[Prompt], now: int) -> list
     for callback in hooks(algorithm):
         shared = {"algorithm": algorithm, "now": now, "metrics_logger": algorithm.metrics}
         more = callback.augment_batch(prompts=tuple(together), **shared)
-        if not isinstance(more, list | tuple) or not all(isinstance(one, Prompt) for one in more):
+        if not isinstance(more, list | tuple) or not all(isinstance(prompt, Prompt) for prompt in more):
             name = type(callback).__name__
             raise TypeError(f"{name}.augment_batch returned {more!r:.200}; expected a list of Prompt, () for none")
         together += more
     return together
 
 
-def callbacks_of(given: Any) -> Any:
+def callbacks_of(value: Any) -> Any:
     """Return callbacks with names replaced by classes; RLlib's own form of a class, "module.Class", stays."""
-    if isinstance(given, list | tuple):
-        return [callbacks_of(one) for one in given]
-    is_name = isinstance(given, str) and (":" in given or given.startswith(CONTRIB) or "." not in given)
-    return _callback(given) if is_name else given
+    if isinstance(value, list | tuple):
+        return [callbacks_of(part) for part in value]
+    is_name = isinstance(value, str) and (":" in value or value.startswith(CONTRIB) or "." not in value)
+    return _callback(value) if is_name else value
 
 
 def _callback(name: str) -> type[RLlibCallback]:
-    found = CALLBACKS.named(name)
-    if not isinstance(found, type) or not issubclass(found, RLlibCallback):
-        raise ValueError(f"callbacks = {name!r}; expected a subclass of RLlibCallback, got {found!r}")
-    if found.__module__.startswith(PREFIX):  # a file that other processes cannot import by its name
-        cloudpickle.register_pickle_by_value(sys.modules[found.__module__])
-    return found
+    callback = CALLBACKS.named(name)
+    if not isinstance(callback, type) or not issubclass(callback, RLlibCallback):
+        raise ValueError(f"callbacks = {name!r}; expected a subclass of RLlibCallback, got {callback!r}")
+    if callback.__module__.startswith(PREFIX):  # a file that other processes cannot import by its name
+        cloudpickle.register_pickle_by_value(sys.modules[callback.__module__])
+    return callback

@@ -66,9 +66,9 @@ def resolve(spec: str | Callable[..., Environment], registry: Registry | None = 
     spec = spec.partition(NAMED)[0]
     if ":" in spec:
         return _imported(spec, spec)
-    found = _installed(tuple(sys.path))
-    if spec in found:
-        return _imported(spec, found[spec])
+    paths = _installed(tuple(sys.path))
+    if spec in paths:
+        return _imported(spec, paths[spec])
     creator = registry(spec) if registry is not None else None
     if creator is None:
         known = known_envs()
@@ -138,7 +138,7 @@ def grading_digest(env: Environment, env_config: Mapping[str, Any]) -> str:
     packages = {name.partition(".")[0] for name in names} - {"builtins", "typing", "abc", "gymnasium"}
     values = [value for name in names if name in sys.modules for value in vars(sys.modules[name]).values()]
     names |= {str(getattr(value, "__module__", "")) for value in values}
-    config = json.dumps(env_config, sort_keys=True, default=lambda one: getattr(one, "__qualname__", str(type(one))))
+    config = json.dumps(env_config, sort_keys=True, default=lambda obj: getattr(obj, "__qualname__", str(type(obj))))
     digest = hashlib.blake2b(config.encode(), digest_size=8)
     for name in sorted(names):
         file = getattr(sys.modules.get(name), "__file__", None)
@@ -155,12 +155,12 @@ def _imported(name: str, path: str) -> Creator:
     if path.startswith(":") or path.endswith(":"):
         raise EnvError(f'environment {path!r} is not an import path; expected "package.module:Class"')
     try:
-        found = load(path)
+        creator = load(path)
     except Exception as error:  # user code can raise anything during import
         raise EnvError(f"environment {name!r} cannot be imported ({reason(error)}); {_EXPECTED_MODULE}") from error
-    if not callable(found):
-        raise EnvError(f"environment {name!r} is a {type(found).__name__}; expected a class or a callable")
-    return _taking_config(found, name)
+    if not callable(creator):
+        raise EnvError(f"environment {name!r} is a {type(creator).__name__}; expected a class or a callable")
+    return _taking_config(creator, name)
 
 
 def _taking_config(make: Callable[..., Environment], name: str) -> Creator:
@@ -176,8 +176,8 @@ def _taking_config(make: Callable[..., Environment], name: str) -> Creator:
 
 def _make_plain(make: Callable[..., Environment], name: str, env_config: Mapping[str, Any]) -> Environment:
     if env_config:
-        given = dict(env_config)
-        raise EnvError(f"environment {name!r} takes no settings; expected an empty env_config, not {given!r}")
+        settings = dict(env_config)
+        raise EnvError(f"environment {name!r} takes no settings; expected an empty env_config, not {settings!r}")
     return make()
 
 

@@ -119,16 +119,16 @@ def in_place_of(name: str, known: Collection[str], prefix: str = "") -> str:
     """
     parts = name.strip("+-").replace("-", "_").casefold().split(".")
     for start in range(len(parts)):
-        rest = ".".join(parts[start:])
-        if rest in UNSUPPORTED:
-            return UNSUPPORTED[rest]
-        if rest in FOREIGN:
-            return _use(rest, prefix)
-        if rest in known and rest != name:
-            return f"use {prefix}{rest}"
+        tail = ".".join(parts[start:])
+        if tail in UNSUPPORTED:
+            return UNSUPPORTED[tail]
+        if tail in FOREIGN:
+            return _use(tail, prefix)
+        if tail in known and tail != name:
+            return f"use {prefix}{tail}"
     wanted = parts[-1]
-    if longer := sorted((one for one in known if one.startswith(f"{wanted}_")), key=lambda one: (len(one), one)):
-        return f"use {' or '.join(prefix + one for one in longer[:3])}"
+    if longer := sorted((word for word in known if word.startswith(f"{wanted}_")), key=lambda word: (len(word), word)):
+        return f"use {' or '.join(prefix + word for word in longer[:3])}"
     if near := nearest(wanted, known):
         return f"did you mean {prefix}{near}?"
     near = nearest(wanted, FOREIGN)

@@ -62,14 +62,14 @@ def load(spec: str) -> Any:
     """
     place, _, name = spec.rpartition(":")
     module = load_module(place)
-    found: Any = module
+    member: Any = module
     for part in name.split("."):
-        if not hasattr(found, part):
+        if not hasattr(member, part):
             public = {each: value for each, value in vars(module).items() if not each.startswith("_")}
             functions = [each for each, f in public.items() if getattr(f, "__module__", None) == module.__name__]
             raise LoadError(f"{place} has no {name!r}; it has {', '.join(functions[:8]) or 'no functions'}")
-        found = getattr(found, part)
-    return found
+        member = getattr(member, part)
+    return member
 
 
 def load_function(spec: str, setting: str = "reward") -> Callable[..., Any]:
@@ -78,16 +78,16 @@ def load_function(spec: str, setting: str = "reward") -> Callable[..., Any]:
     Raises:
         ValueError: it cannot be imported, does not exist, or is not callable; one line.
     """
-    said = f"{setting} = {spec!r}"
+    assignment = f"{setting} = {spec!r}"
     try:
-        found = load(spec)
+        member = load(spec)
     except LoadError as error:
-        raise ValueError(f"{said}: {error}") from error
+        raise ValueError(f"{assignment}: {error}") from error
     except Exception as error:  # a user's module may raise anything during its import
-        raise ValueError(f"{said} cannot be imported ({reason(error)})") from error
-    if not callable(found):
-        raise ValueError(f"{said} is a {type(found).__name__}; expected a function")
-    function: Callable[..., Any] = found
+        raise ValueError(f"{assignment} cannot be imported ({reason(error)})") from error
+    if not callable(member):
+        raise ValueError(f"{assignment} is a {type(member).__name__}; expected a function")
+    function: Callable[..., Any] = member
     return function
 
 
@@ -170,8 +170,8 @@ def _of_file(path: Path) -> ModuleType:
 def _imported_already(file: Path) -> ModuleType | None:
     """Return the running program, or the module of the file's name, if it is this file."""
     for module in (sys.modules.get("__main__"), sys.modules.get(file.stem)):
-        own = getattr(module, "__file__", None)
-        if module is not None and own and Path(own).resolve() == file:
+        module_file = getattr(module, "__file__", None)
+        if module is not None and module_file and Path(module_file).resolve() == file:
             return module
     return None
 
@@ -191,10 +191,10 @@ def import_path_of(function: Callable[..., Any], setting: str = REWARD) -> str:
         raise ValueError(
             f"{setting} = {name}: {file} starts a run while it is imported for its {setting} function; {MAIN_GUARD}"
         )
-    found: Any = sys.modules.get(module)
+    member: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    if found is not function:
+        member = getattr(member, part, None)
+    if member is not function:
         raise ValueError(f"{setting} = {name}: {module} has another object of this name; expected the function itself")
     if module != "__main__":
         return f"{module}:{name}"
@@ -248,19 +248,19 @@ def functions_in(settings: Any) -> list[str]:
     They are rewards, agents, loaders of environments, and the rules and environments that are import paths. The
     command of an agent counts as one, written as a shell command.
     """
-    found: set[str] = set()
+    names: set[str] = set()
 
     def note(setting: str, named: Any) -> Any:
         if setting == COMMAND:
-            found.update([shlex.join(map(str, named))] if named else [])
+            names.update([shlex.join(map(str, named))] if named else [])
         elif setting in (REWARD, LOAD):
-            found.update([] if setting == REWARD and named.startswith(_URL) else [named])
+            names.update([] if setting == REWARD and named.startswith(_URL) else [named])
         elif ":" in named and (setting == AGENT or not named.startswith(CONTRIB)):
-            found.add(named)
+            names.add(named)
         return named
 
     _changed(settings, note, lambda path: path)
-    return sorted(found)
+    return sorted(names)
 
 
 def _changed(settings: Any, function: Callable[[str, Any], Any], path: Callable[[str], str]) -> Any:
@@ -271,7 +271,7 @@ def _changed(settings: Any, function: Callable[[str, Any], Any], path: Callable[
         path: path of a file -> another path.
     """
     if isinstance(settings, list | tuple):
-        return type(settings)(_changed(one, function, path) for one in settings)
+        return type(settings)(_changed(part, function, path) for part in settings)
     if not isinstance(settings, Mapping):
         return settings
     changed = {}
@@ -291,28 +291,28 @@ def _changed(settings: Any, function: Callable[[str, Any], Any], path: Callable[
     return changed
 
 
-def _texts_changed(given: Any, change: Callable[[str], str], key: str) -> Any:
+def _texts_changed(value: Any, change: Callable[[str], str], key: str) -> Any:
     """Return a text changed, alone, in a list or under `key` of a mapping; anything else as it is."""
-    if isinstance(given, list | tuple):
-        return [_texts_changed(one, change, key) for one in given]
-    if isinstance(given, Mapping) and key in given:
-        return {**given, key: _texts_changed(given[key], change, key)}
-    return change(given) if isinstance(given, str) and given else given
+    if isinstance(value, list | tuple):
+        return [_texts_changed(part, change, key) for part in value]
+    if isinstance(value, Mapping) and key in value:
+        return {**value, key: _texts_changed(value[key], change, key)}
+    return change(value) if isinstance(value, str) and value else value
 
 
-def _names_changed(given: Any, change: Callable[[str], str]) -> Any:
+def _names_changed(value: Any, change: Callable[[str], str]) -> Any:
     """Return a text changed, alone, in a list or as a key of a mapping; anything else as it is."""
-    if isinstance(given, list | tuple):
-        return type(given)(_names_changed(one, change) for one in given)
-    if isinstance(given, Mapping):
-        return {change(str(name)): one for name, one in given.items()}
-    return change(given) if isinstance(given, str) else given
+    if isinstance(value, list | tuple):
+        return type(value)(_names_changed(part, change) for part in value)
+    if isinstance(value, Mapping):
+        return {change(str(name)): part for name, part in value.items()}
+    return change(value) if isinstance(value, str) else value
 
 
 def _with_path(setting: str, named: Any, path: Callable[[str], str]) -> Any:
     """Return the name of a function with another path of its file; names of installed modules stay."""
     if setting == COMMAND:
-        return [path(one) if isinstance(one, str) and Path(one).is_file() else one for one in named]
+        return [path(word) if isinstance(word, str) and Path(word).is_file() else word for word in named]
     place, _, name = named.rpartition(":")
     if setting in _ENVS or not place or named.startswith((*_URL, CONTRIB)):
         return named

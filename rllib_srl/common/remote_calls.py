@@ -93,9 +93,9 @@ def family_of(place: Place) -> list[psutil.Process]:
 
 def end_family(family: Iterable[psutil.Process]) -> None:
     """Kill processes: `ray.kill` leaves stopped ones (SIGSTOP) and engines' workers alive."""
-    for one in family:
+    for process in family:
         with suppress(psutil.NoSuchProcess):  # psutil compares the time at which a process was started
-            one.kill()
+            process.kill()
 
 
 @dataclass(frozen=True)

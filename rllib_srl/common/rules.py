@@ -39,10 +39,10 @@ class Rules(dict[str, R]):
     Invariant: `own` holds the package's rules; every other entry was registered by a user.
     """
 
-    def __init__(self, kind: str, own: Mapping[str, R], inputs: str = "") -> None:
+    def __init__(self, kind: str, rules: Mapping[str, R], inputs: str = "") -> None:
         """Start with the package's own rules; `kind` is the setting that selects one, `inputs` describes arguments."""
-        super().__init__(own)
-        self.kind, self.own, self.inputs = kind, dict(own), inputs
+        super().__init__(rules)
+        self.kind, self.own, self.inputs = kind, dict(rules), inputs
 
     def named(self, name: Any) -> R:
         """Return a rule by its name, as "contrib.file", or by its import path "module:rule".
@@ -50,7 +50,7 @@ class Rules(dict[str, R]):
         Raises:
             ValueError: the name is unknown, or the import path cannot be imported or is not callable.
         """
-        rule, problem = self._found(name)
+        rule, problem = self._rule_of(name)
         if problem:
             raise ValueError(f"{self.kind} = {name!r}; {problem}")
         return cast(R, rule)
@@ -96,19 +96,19 @@ class Rules(dict[str, R]):
 
     def error(self, name: Any) -> str:
         """Return the error message "expected ..." for a name or an import path, "" if it is valid."""
-        return self._found(name)[1]
+        return self._rule_of(name)[1]
 
-    def _found(self, name: Any) -> tuple[Any, str]:
+    def _rule_of(self, name: Any) -> tuple[Any, str]:
         """Return the rule of a name, and "" or the error message."""
         if isinstance(name, str):
             if name in self:
                 return self[name], ""
-            module, _, found = name.partition(":")
+            module, _, function = name.partition(":")
             path = name
             if name.startswith(CONTRIB):
                 if module not in (files := contrib_files()):
                     return None, _expected(files, nearest(module, files))
-                path = f"rllib_srl.{module}:{found or module.removeprefix(CONTRIB)}"
+                path = f"rllib_srl.{module}:{function or module.removeprefix(CONTRIB)}"
             if ":" in path:
                 try:
                     rule = load(path)

@@ -54,20 +54,20 @@ class Setting(NamedTuple):
         return str(value) in self.needs[1:] if self.needs[1:] else value not in (0, "none")
 
 
-def setting(default: Any, meaning: str, expected: str = "", **given: Any) -> Any:
+def setting(default: Any, meaning: str, expected: str = "", **arguments: Any) -> Any:
     """Return a field of `Settings`.
 
     Args:
         default: default value.
         meaning: unit and meaning, as docs/settings.md prints it.
         expected: valid values, for errors; "": derived from type and range.
-        given: `needs` (separated by spaces), `is_preset` and `is_rllib` of `Setting`; and limits of pydantic: ge, gt,
-            le, lt, min_length.
+        arguments: `needs` (separated by spaces), `is_preset` and `is_rllib` of `Setting`; and limits of pydantic: ge,
+            gt, le, lt, min_length.
     """
-    own = {name: given.pop(name) for name in Setting._fields if name in given}
-    own["needs"] = tuple(own.get("needs", "").split())
-    extra: dict[str, Any] = {"row": own, "expected": expected}
-    return Field(default, description=meaning, json_schema_extra=extra, **given)
+    row = {name: arguments.pop(name) for name in Setting._fields if name in arguments}
+    row["needs"] = tuple(row.get("needs", "").split())
+    extra: dict[str, Any] = {"row": row, "expected": expected}
+    return Field(default, description=meaning, json_schema_extra=extra, **arguments)
 
 
 def by(error: Callable[[Any], str]) -> PlainValidator:
@@ -124,21 +124,21 @@ class Settings(BaseModel):
         rows = {}
         for name, field in cls.model_fields.items():
             if isinstance(field.json_schema_extra, dict):
-                own: dict[str, Any] = dict(field.json_schema_extra["row"])  # type: ignore[arg-type]
-                own["needed"] = cls._needed(*own["needs"]) if own["needs"] else ""
-                meaning = f"{field.description}{f'; only with {cls.prefix}' if own['needs'] else ''}{own['needed']}"
+                row: dict[str, Any] = dict(field.json_schema_extra["row"])  # type: ignore[arg-type]
+                row["needed"] = cls._needed(*row["needs"]) if row["needs"] else ""
+                meaning = f"{field.description}{f'; only with {cls.prefix}' if row['needs'] else ''}{row['needed']}"
                 default = field.get_default(call_default_factory=True)
-                rows[cls.prefix + name] = Setting(default, meaning, field.annotation, **own)
+                rows[cls.prefix + name] = Setting(default, meaning, field.annotation, **row)
         return rows
 
     @classmethod
     def errors(cls, values: Mapping[str, Any], prefix: str = "") -> list[str]:
         """Return all errors of the values and of their combination, each "name = value; expected ..."."""
-        wrong, together = cls.found(values)
+        wrong, together = cls.split_errors(values)
         return [f"{prefix}{line}" for line in (*wrong.values(), *together)]
 
     @classmethod
-    def found(cls, values: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
+    def split_errors(cls, values: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
         """Return name -> error of each invalid value, and the errors of combinations of the others."""
         values = {name: value for name, value in values.items() if not cls._is_default(name, value)}
         try:
@@ -175,12 +175,12 @@ class Settings(BaseModel):
     def _lines(cls, values: Mapping[str, Any], error: ValidationError) -> dict[str, str]:
         """Return name -> "name = value; expected ..." of pydantic's errors."""
         wrong: dict[str, str] = {}
-        for one in error.errors():
-            name = str(one["loc"][0])
-            if one["type"] == "extra_forbidden":
+        for detail in error.errors():
+            name = str(detail["loc"][0])
+            if detail["type"] == "extra_forbidden":
                 near = nearest(name, cls.model_fields)
                 wrong[name] = "expected no setting of that name" + (f"; did you mean {near}?" if near else "")
-            elif one["type"] == "value_error" and (text := str(one["ctx"]["error"])):
+            elif detail["type"] == "value_error" and (text := str(detail["ctx"]["error"])):
                 wrong[name] = text
             else:
                 near = nearest(str(values[name]), _choices(cls.model_fields[name].annotation))
@@ -198,18 +198,18 @@ def clashes(rows: Iterable[Clash], *sources: Any) -> Iterator[str]:
     """
     for is_wrong, names, instead in rows:
         if is_wrong:
-            owners = {name: next(one for one in sources if hasattr(one, name)) for name in names.split()}
-            first, *others = (f"{name} = {getattr(one, name)!r}" for name, one in owners.items())
+            owners = {name: next(source for source in sources if hasattr(source, name)) for name in names.split()}
+            first, *others = (f"{name} = {getattr(owner, name)!r}" for name, owner in owners.items())
             yield f"{first}{' with ' * bool(others)}{' and '.join(others)}; expected {instead}"
 
 
-def unread(model: type[Settings], given: Any, final: Any) -> Iterator[Clash]:
+def unread(model: type[Settings], chosen: Any, final: Any) -> Iterator[Clash]:
     """Yield each setting that was changed, and whether the one that it needs rules it out.
 
-    `given` has the settings as they were given, `final` with the values of presets.
+    `chosen` has the settings as they were given, `final` with the values of presets.
     """
     for name, row in ((name.removeprefix(model.prefix), row) for name, row in model.table().items()):
-        if row.needs and getattr(given, name) != row.initial:
+        if row.needs and getattr(chosen, name) != row.initial:
             needed = row.needs[0]
             yield not row.is_read(getattr(final, needed)), f"{name} {needed}", f"it only with {row.needed}"
 
@@ -235,24 +235,26 @@ def expected(model: type[Settings], name: str) -> str:
     extra = field.json_schema_extra
     if isinstance(extra, dict) and extra["expected"]:
         return str(extra["expected"])
-    limits = {key: getattr(one, key) for one in field.metadata for key in ("ge", "gt", "le", "lt") if hasattr(one, key)}
+    limits = {
+        key: getattr(limit, key) for limit in field.metadata for key in ("ge", "gt", "le", "lt") if hasattr(limit, key)
+    }
     words = _words(field.annotation, limits)
     return words + (", or None" if field.default is None and "None" not in words else "")
 
 
 def _choices(kind: Any) -> list[str]:
     """Return the texts that an annotation allows."""
-    parts = [part for one in get_args(kind) for part in (get_args(one) or [one])]
+    parts = [part for form in get_args(kind) for part in (get_args(form) or [form])]
     return [part for part in parts if isinstance(part, str)]
 
 
 def _words(kind: Any, limits: Mapping[str, float]) -> str:
-    names = [repr(one) for one in get_args(kind)]
+    names = [repr(value) for value in get_args(kind)]
     if hasattr(kind, "__metadata__"):  # Annotated
         return _words(get_args(kind)[0], limits)
     if get_origin(kind) in (Union, types.UnionType):
-        last = sorted(get_args(kind), key=lambda one: (one is type(None), str(one).startswith("typing.Literal")))
-        return ", or ".join(_words(one, limits) for one in last)
+        last = sorted(get_args(kind), key=lambda part: (part is type(None), str(part).startswith("typing.Literal")))
+        return ", or ".join(_words(part, limits) for part in last)
     if str(kind).startswith("typing.Literal"):
         return ("one of " if len(names) > 1 else "") + ", ".join(names)
     if kind is type(None):
