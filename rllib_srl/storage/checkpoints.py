@@ -167,8 +167,8 @@ def _verify_content(path: Path, listed: Mapping[str, Any]) -> dict[str, Any]:
 
 def _files(path: Path) -> Iterator[Path]:
     """Yield all files but the manifest; symbolic links are yielded, not followed."""
-    own = (path / MANIFEST, path / (MANIFEST + ".tmp"))
-    return (file for file in path.rglob("*") if (file.is_symlink() or not file.is_dir()) and file not in own)
+    manifests = (path / MANIFEST, path / (MANIFEST + ".tmp"))
+    return (file for file in path.rglob("*") if (file.is_symlink() or not file.is_dir()) and file not in manifests)
 
 
 def _tree_sha256(file: Path) -> str:

@@ -76,10 +76,10 @@ def append(path: Path, data: str | bytes) -> None:
     """Append all of `data` to a file, or nothing; DiskFull: the disk is full; the file is unchanged."""
     with writing(path), path.open("ab", buffering=0) as stream:
         before = stream.tell()
-        rest = memoryview(data.encode() if isinstance(data, str) else data)
+        remainder = memoryview(data.encode() if isinstance(data, str) else data)
         try:
-            while rest:
-                rest = rest[stream.write(rest) :]
+            while remainder:
+                remainder = remainder[stream.write(remainder) :]
         except OSError:
             stream.truncate(before)
             raise

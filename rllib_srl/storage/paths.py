@@ -28,10 +28,10 @@ def local_path(text: str | Path) -> Path:
     Raises:
         ValueError: `text` is a URI other than that of a local file.
     """
-    found = SCHEME.match(str(text))
-    if not found:
+    match = SCHEME.match(str(text))
+    if not match:
         return Path(text)
-    if found[1].lower() == "file":
+    if match[1].lower() == "file":
         parts = urlsplit(str(text))
         if parts.netloc in ("", "localhost") and parts.path:
             return Path(unquote(parts.path))

@@ -26,13 +26,13 @@ class SealKeyError(ValueError):
     """The key cannot be used; the message explains the reason and the fix."""
 
 
-def key_place(given: str | Path | None = None) -> Path:
+def key_place(setting: str | Path | None = None) -> Path:
     """Return the path of the key, given the setting `seal_key_file`; the file need not exist.
 
     Raises:
         SealKeyError: the path starts with "~" and the user has no home directory.
     """
-    named = given or os.environ.get(VARIABLE)
+    named = setting or os.environ.get(VARIABLE)
     base = Path(named) if named else Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config") / "rllib_srl" / "seal.key"
     try:
         return base.expanduser().absolute()
@@ -40,13 +40,13 @@ def key_place(given: str | Path | None = None) -> Path:
         raise SealKeyError(f"the path of the seal key, {base}, cannot be resolved ({error}); {_ELSEWHERE}") from error
 
 
-def read_key(given: str | Path | None = None) -> bytes | None:
+def read_key(setting: str | Path | None = None) -> bytes | None:
     """Return the key, None if it does not exist yet.
 
     Raises:
         SealKeyError: the file cannot be read, other users can access it, or it is too short.
     """
-    place = key_place(given)
+    place = key_place(setting)
     try:
         with place.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -68,15 +68,15 @@ def read_key(given: str | Path | None = None) -> bytes | None:
     return content
 
 
-def make_key(given: str | Path | None = None) -> bytes:
+def make_key(setting: str | Path | None = None) -> bytes:
     """Return the key; create it if it does not exist.
 
     Raises:
         SealKeyError: the key cannot be created or read.
     """
-    place = key_place(given)
-    if (found := read_key(place)) is not None:
-        return found
+    place = key_place(setting)
+    if (key := read_key(place)) is not None:
+        return key
     scratch = place.with_name(f"{place.name}.{secrets.token_hex(8)}.new")
     try:
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -92,7 +92,7 @@ def make_key(given: str | Path | None = None) -> bytes:
             scratch.unlink(missing_ok=True)
     except OSError as error:
         raise SealKeyError(f"the seal key {place} cannot be created ({error.strerror}); {_ELSEWHERE}") from error
-    return read_key(place) or make_key(given)
+    return read_key(place) or make_key(setting)
 
 
 def key_id(key: bytes) -> str:
