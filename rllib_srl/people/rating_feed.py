@@ -56,7 +56,7 @@ class RatingFeed:
         newest = store.newest_change()
         if newest <= self._position and not self._again:
             return {}
-        changed = {one.answer.group_id for one in store.changed_since(self._position)}
+        changed = {rating.answer.group_id for rating in store.changed_since(self._position)}
         ratings = store.of_groups(sorted(changed | self._again))
         # A change that came after the first query belongs to the next call; feeding its whole group now does no harm.
         counts = memory.rate_answers(as_groups(ratings), store.source_id, newest, now)
@@ -78,17 +78,19 @@ class RatingFeed:
 def as_groups(ratings: Iterable[Rating]) -> list[RatedGroup]:
     """Return ratings by group, in the order in which groups first appear."""
     by_group: dict[tuple[str, str], list[Rating]] = {}
-    for one in ratings:
-        by_group.setdefault((one.answer.group_id, one.answer.key), []).append(one)
+    for rating in ratings:
+        by_group.setdefault((rating.answer.group_id, rating.answer.key), []).append(rating)
     return [
         RatedGroup(
             group_id,
             key,
             tuple(
-                RatedAnswer(one.answer.episode, one.answer.fingerprint, one.reward, one.is_binary, one.quality)
-                for one in listed
+                RatedAnswer(
+                    rating.answer.episode, rating.answer.fingerprint, rating.reward, rating.is_binary, rating.quality
+                )
+                for rating in listed
             ),
-            min((mark for one in listed if (mark := one.pass_reward) is not None), default=None),
+            min((mark for rating in listed if (mark := rating.pass_reward) is not None), default=None),
         )
         for (group_id, key), listed in by_group.items()
     ]

@@ -86,8 +86,8 @@ class RatingStore(Database):
         """Take the scheme of the file, or give it one before its first rating."""
         if self.scheme and self.scheme not in NAMED_SCHEMES:
             raise ValueError(f"scheme = {self.scheme!r}; expected one of {', '.join(NAMED_SCHEMES)}")
-        (found,) = self._read("SELECT (SELECT value FROM meta WHERE name = 'scheme'), (SELECT count(*) FROM ratings)")
-        before, num = found[0] or "", found[1]
+        (row,) = self._read("SELECT (SELECT value FROM meta WHERE name = 'scheme'), (SELECT count(*) FROM ratings)")
+        before, num = row[0] or "", row[1]
         if not self.scheme or self.scheme == before:
             self.scheme = before
         elif before or num:
@@ -108,8 +108,8 @@ class RatingStore(Database):
         with self._explained(f"rating {answer.answer_id}"), self._transaction():
             where = (answer.answer_id, answer.fingerprint)
             query = f"SELECT a.number, r.value {_FROM} WHERE a.id = ? AND a.fingerprint = ?"
-            found = self._db.execute(query, where).fetchone()
-            number, before = found or (None, TAKEN_BACK)
+            row = self._db.execute(query, where).fetchone()
+            number, before = row or (None, TAKEN_BACK)
             if value == before:
                 return False
             if number is None:
@@ -125,8 +125,8 @@ class RatingStore(Database):
             return None
         if self.scheme != NORMALISED:
             return fixed_reward(value)
-        found = self._db.execute("SELECT mean, variance FROM raters WHERE rater = ?", (rater,)).fetchone()
-        moving = Moving(**dict(zip(("mean", "variance"), found or (), strict=False)))
+        row = self._db.execute("SELECT mean, variance FROM raters WHERE rater = ?", (rater,)).fetchone()
+        moving = Moving(**dict(zip(("mean", "variance"), row or (), strict=False)))
         reward = moving.normalised(int(value))
         self._db.execute("INSERT OR REPLACE INTO raters VALUES (?, ?, ?)", (rater, moving.mean, moving.variance))
         return reward
@@ -153,7 +153,7 @@ class RatingStore(Database):
         return num
 
     def of_groups(self, group_ids: Collection[str]) -> list[Rating]:
-        return [one for name in group_ids for one in self._ratings("WHERE a.group_id = ? ORDER BY r.seq", name)]
+        return [rating for name in group_ids for rating in self._ratings("WHERE a.group_id = ? ORDER BY r.seq", name)]
 
     def of_answer(self, answer_id: str) -> Rating | None:
         """Return the rating of the answer with an id, the newest of several; None if it was never rated."""
@@ -166,8 +166,8 @@ class RatingStore(Database):
 
     def value_of(self, answer: Answer) -> str:
         """Return the value of an answer's rating, `TAKEN_BACK` if it has none."""
-        found = self.rating_of(answer)
-        return found.value if found else TAKEN_BACK
+        rating = self.rating_of(answer)
+        return rating.value if rating else TAKEN_BACK
 
     def group_ids(self) -> set[str]:
         return {group_id for (group_id,) in self._read("SELECT DISTINCT group_id FROM answers")}
@@ -179,7 +179,7 @@ class RatingStore(Database):
             with closing(sqlite3.connect(path)) as copy:
                 self._db.backup(copy)
 
-    def _ratings(self, rest: str, *values: Any) -> list[Rating]:
+    def _ratings(self, clause: str, *values: Any) -> list[Rating]:
         num = len(_OF_ANSWER)
-        rows = [(row[:num], (*row[num:], self.scheme)) for row in self._read(f"{_SELECT} {rest}", *values)]
+        rows = [(row[:num], (*row[num:], self.scheme)) for row in self._read(f"{_SELECT} {clause}", *values)]
         return [Rating(Answer(*answer), *about) for answer, about in rows]

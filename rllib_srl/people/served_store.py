@@ -123,13 +123,13 @@ class Conversation:
 
     def as_answer(self) -> Answer:
         """Return what `RatingStore` rates."""
-        said = "\n".join(f"{one['role']}: {one['content']}" for one in self.messages)
+        text = "\n".join(f"{message['role']}: {message['content']}" for message in self.messages)
         key = Prompt(SERVED, self.id).key
-        return Answer(self.id, 0, key, self.id, SERVED, SERVED, self.version, said, self.answer)
+        return Answer(self.id, 0, key, self.id, SERVED, SERVED, self.version, text, self.answer)
 
     def redacted(self) -> Conversation:
         """Return the conversation without secrets; one that has some loses its tokens."""
-        messages = [{**one, "content": redact(str(one.get("content") or ""))} for one in self.messages]
+        messages = [{**message, "content": redact(str(message.get("content") or ""))} for message in self.messages]
         answer = redact(self.answer)
         pairs = zip(messages, self.messages, strict=True)
         if answer == self.answer and all(a["content"] == str(b.get("content") or "") for a, b in pairs):
@@ -170,12 +170,12 @@ class ServedStore(RatingStore):
 
     def log(self, conversation: Conversation) -> Conversation:
         """Redact and store a conversation; return the redacted one."""
-        one = conversation.redacted()
-        values = {**vars(one), "messages": json.dumps(one.messages, ensure_ascii=False)}
-        values["tokens"] = None if one.tokens is None else json.dumps(vars(one.tokens))
-        with self._explained(f"logging {one.id}"), self._transaction():
+        redacted = conversation.redacted()
+        values = {**vars(redacted), "messages": json.dumps(redacted.messages, ensure_ascii=False)}
+        values["tokens"] = None if redacted.tokens is None else json.dumps(vars(redacted.tokens))
+        with self._explained(f"logging {redacted.id}"), self._transaction():
             self._insert("conversations", values)
-        return one
+        return redacted
 
     def find(self, conversation_id: str) -> Conversation | None:
         rows = self._read(f"SELECT {', '.join(_OF_CONVERSATION)} FROM conversations WHERE id = ?", conversation_id)
@@ -253,10 +253,10 @@ class ServedStore(RatingStore):
 
     def version(self, number: int) -> Version:
         """Return a version; LineageError: there is none with this number."""
-        found = self._versions("WHERE number = ?", number)
-        if not found:
+        versions = self._versions("WHERE number = ?", number)
+        if not versions:
             raise LineageError(f"version = {number}; expected one that srl versions lists")
-        return found[0]
+        return versions[0]
 
     def versions(self) -> list[Version]:
         """Return all versions, the oldest first."""
@@ -279,8 +279,8 @@ class ServedStore(RatingStore):
         query = f"SELECT u.version, count(*) FROM uses u JOIN ({_WITHDRAWN}) w USING (answer, value) GROUP BY u.version"
         gone = dict(self._read(query))
         return [
-            {**vars(one), "num_ratings": used.get(one.number, 0), "num_withdrawn_ratings": gone.get(one.number, 0)}
-            for one in self.versions()
+            {**vars(row), "num_ratings": used.get(row.number, 0), "num_withdrawn_ratings": gone.get(row.number, 0)}
+            for row in self.versions()
         ]
 
     # --- ratings of versions -----------------------------------------------------------------------
@@ -310,7 +310,7 @@ class ServedStore(RatingStore):
     def rated(self, number: int) -> list[tuple[Conversation, Rating]]:
         """Return the conversations that a version is trained on, with their current ratings."""
         pairs = [(self.find(answer.rpartition("/")[0]), self.of_answer(answer)) for answer in self.uses(number)]
-        return [(one, rating) for one, rating in pairs if one and one.tokens and rating and rating.is_given]
+        return [(talk, rating) for talk, rating in pairs if talk and talk.tokens and rating and rating.is_given]
 
     # --- rows --------------------------------------------------------------------------------------
 
@@ -329,11 +329,11 @@ class ServedStore(RatingStore):
         columns = ", ".join(f"{name} = ?" for name in values)
         self._db.execute(f"UPDATE versions SET {columns} WHERE number = ?", (*values.values(), number))
 
-    def _versions(self, rest: str, *values: Any) -> list[Version]:
-        rows = self._read(f"SELECT {', '.join(_OF_VERSION)} FROM versions {rest}", *values)
+    def _versions(self, clause: str, *values: Any) -> list[Version]:
+        rows = self._read(f"SELECT {', '.join(_OF_VERSION)} FROM versions {clause}", *values)
         named = [dict(zip(_OF_VERSION, row, strict=True)) for row in rows]
         of_json = ("settings", "metrics", "files")
-        return [Version(**one | {name: json.loads(one[name]) for name in of_json}) for one in named]
+        return [Version(**row | {name: json.loads(row[name]) for name in of_json}) for row in named]
 
 
 class StoreThread:

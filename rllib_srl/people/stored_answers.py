@@ -38,8 +38,8 @@ class StoredAnswers:
     def of_run(cls, directory: Path, decode: Callable[[], Decode]) -> Iterator[Any]:
         """Yield the answers of a run; ValueError: it has no memory. A checkpoint and a database have no ratings."""
         check_run(directory)
-        with reading(directory) as found:
-            yield cls(found, decode)
+        with reading(directory) as memory:
+            yield cls(memory, decode)
 
     def newest_first(self) -> Iterator[Answer]:
         """Yield all answers of the run, those of the newest iteration first, each decoded when it is asked for."""
@@ -88,8 +88,8 @@ class StoredAnswers:
     def _answer(self, group: Group, g: int) -> Answer:
         listed = turns_of(group, g, self._decode)
         prompt = listed[0][-1] if listed and not listed[0][0] else ""
-        rest = listed[1:] if prompt else listed
-        text = "".join(text if is_policy else f"\n[environment] {text}\n" for is_policy, _, _, text in rest)
+        turns = listed[1:] if prompt else listed
+        text = "".join(text if is_policy else f"\n[environment] {text}\n" for is_policy, _, _, text in turns)
         return Answer(
             group.group_id,
             g,
