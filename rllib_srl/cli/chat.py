@@ -108,9 +108,9 @@ class LoadedModel:
         (turn,) = self._engine.generate([prompt], self._sampling)
         ids = turn.token_ids.tolist()
         self._ids = [*prompt, *ids]
-        said = self._tokenizer.decode(ids[: len(ids) - (ids[-1] in self._sampling.end_ids)], skip_special_tokens=True)
+        reply = self._tokenizer.decode(ids[: len(ids) - (ids[-1] in self._sampling.end_ids)], skip_special_tokens=True)
         cut = f"cut off after {self._sampling.max_tokens} tokens (--max-tokens)"
-        return said, "" if turn.reason == "stop" else cut
+        return reply, "" if turn.reason == "stop" else cut
 
 
 class ServedModel:
@@ -135,20 +135,20 @@ class ServedModel:
             return None, str(error)
 
     def _ask(self, message: str) -> tuple[str, str]:
-        said = [*self._messages, {"role": "user", "content": message}]
-        body = {"model": "policy", "messages": said, **self._sampling}
+        messages = [*self._messages, {"role": "user", "content": message}]
+        body = {"model": "policy", "messages": messages, **self._sampling}
         reply = ask(self._where, "/chat/completions", TIMEOUT_S, body)
         (choice,), self._newest = reply["choices"], reply["id"]
         text = choice["message"]["content"] or ""
-        self._messages = [*said, {"role": "assistant", "content": text}]
+        self._messages = [*messages, {"role": "assistant", "content": text}]
         return text, "cut off (--max-tokens)" if choice["finish_reason"] == "length" else ""
 
     def _rate(self, value: str) -> str:
         if not self._newest:
             return "there is no answer to rate yet"
-        found = ask(self._where, f"/conversations/{self._newest}/rating", TIMEOUT_S, {"rating": value}, "PUT")
-        trained = "" if found["is_trained_on"] else "; it is not trained on"
-        return f"{found['rating']}, reward {found['reward']}{trained}"
+        rating = ask(self._where, f"/conversations/{self._newest}/rating", TIMEOUT_S, {"rating": value}, "PUT")
+        trained = "" if rating["is_trained_on"] else "; it is not trained on"
+        return f"{rating['rating']}, reward {rating['reward']}{trained}"
 
 
 def talk(model: LoadedModel | ServedModel, lines: TextIO, out: TextIO, notes: TextIO) -> None:
@@ -173,21 +173,21 @@ def talk(model: LoadedModel | ServedModel, lines: TextIO, out: TextIO, notes: Te
             command = message.split()[0]
             note(f"unknown command {command}; expected {' or '.join(COMMANDS)}, or // to begin a text with /")
         elif message:
-            said, about = model.answer(message.removeprefix("/") if message.startswith("//") else message)
-            if said is not None:
-                print(printable_lines(said.rstrip("\n")), file=out, flush=True)
+            reply, about = model.answer(message.removeprefix("/") if message.startswith("//") else message)
+            if reply is not None:
+                print(printable_lines(reply.rstrip("\n")), file=out, flush=True)
             if about:
                 note(about)
     if is_live:
         print(file=out)
 
 
-def engine_config(settings: Mapping[str, Any], given: Mapping[str, Any], directory: Path) -> SRLConfig:
+def engine_config(settings: Mapping[str, Any], flags: Mapping[str, Any], directory: Path) -> SRLConfig:
     """Return a valid config with the settings of the engine; SettingsError: one is invalid."""
     values = {name: settings[name] for name in OF_RUN if settings.get(name) is not None}
-    values |= {"seed": secrets.randbelow(2**31), **{name: given[name] for name in OF_ENGINE if name in given}}
+    values |= {"seed": secrets.randbelow(2**31), **{name: flags[name] for name in OF_ENGINE if name in flags}}
     longest = sizes_of(directory).context or CONTEXT
-    if "max_episode_tokens" not in given:
+    if "max_episode_tokens" not in flags:
         values["max_episode_tokens"] = min(longest, max(CONTEXT, values.get("max_episode_tokens") or 0))
     values["max_turn_tokens"] = 1
     config = build_config({**NO_TRAINING, **values, "model": settings["model"]})
@@ -209,13 +209,13 @@ def loaded(source: Source, config: SRLConfig, directory: Path) -> Engine:
 
 
 def form_of(
-    settings: Mapping[str, Any], tokenizer: Any, system: str | None, given: Mapping[str, Any]
+    settings: Mapping[str, Any], tokenizer: Any, system: str | None, flags: Mapping[str, Any]
 ) -> tuple[Form, str]:
     """Return the form of the conversation and its description; the prompt of `system` None is the environment's."""
     prompt = (settings.get("env_config") or {}).get("system_prompt", "") if system is None else system
-    how = given.get("prompt_format", "chat" if getattr(tokenizer, "chat_template", None) else "text")
-    name = "the model's chat template" if how == "chat" else "Question: ... Answer:"
-    return Form(make_transcript(how, tokenizer), prompt, how == "chat"), name
+    prompt_format = flags.get("prompt_format", "chat" if getattr(tokenizer, "chat_template", None) else "text")
+    name = "the model's chat template" if prompt_format == "chat" else "Question: ... Answer:"
+    return Form(make_transcript(prompt_format, tokenizer), prompt, prompt_format == "chat"), name
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -238,11 +238,11 @@ def error_of(arguments: argparse.Namespace) -> str:
 
 
 def chat(arguments: argparse.Namespace, lines: TextIO | None = None) -> int:
-    given, streams = given_settings(arguments), (lines or sys.stdin, sys.stdout, sys.stderr)
+    flags, streams = given_settings(arguments), (lines or sys.stdin, sys.stdout, sys.stderr)
     where = address_in(arguments.server) if arguments.server else ServedDirectory(Path(arguments.what))
     if not isinstance(where, ServedDirectory) or where.exists:
-        if given:
-            raise SettingsError(f"--{next(iter(given))} is for a model that is loaded here; leave it out with a server")
+        if flags:
+            raise SettingsError(f"--{next(iter(flags))} is for a model that is loaded here; leave it out with a server")
         more = {"temperature": arguments.heat, "max_tokens": arguments.max_tokens}
         talk(ServedModel(where, arguments.system, more), *streams)
         return 0
@@ -251,14 +251,14 @@ def chat(arguments: argparse.Namespace, lines: TextIO | None = None) -> int:
     with showing_progress(1, sys.stderr) as progress:
         progress.begin("loading the model ...")
         directory = local_model(settings["model"])
-        config = engine_config(settings, given, directory)
+        config = engine_config(settings, flags, directory)
         tokenizer = load_tokenizer(directory)
         context = config.max_episode_tokens
         max_tokens = arguments.max_tokens or min(MAX_TOKENS, context // 2)
         if max_tokens >= context:
             raise SettingsError(f"--max-tokens {max_tokens}; expected less than the context of {context} tokens")
         temperature = settings.get("temperature", 1.0) if arguments.heat is None else arguments.heat
-        form, name = form_of(settings, tokenizer, arguments.system, given)
+        form, name = form_of(settings, tokenizer, arguments.system, flags)
         with hushed_stderr(arguments.verbose):
             engine = loaded(source, config, directory)
     with closing(engine):

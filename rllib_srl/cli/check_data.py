@@ -81,91 +81,91 @@ def without_warnings_of_rows() -> Iterator[None]:
 
 @without_warnings_of_rows()
 def check_data(arguments: argparse.Namespace) -> int:
-    given = given_settings(arguments)
-    if given.get("env") != OWN_DATA:
+    settings = given_settings(arguments)
+    if settings.get("env") != OWN_DATA:
         raise SettingsError("nothing to check; expected --data FILE, or --env question_file with its --env_config")
-    left_out = {**given, "env_config": {**given["env_config"], "bad_rows": "skip"}}
+    left_out = {**settings, "env_config": {**settings["env_config"], "bad_rows": "skip"}}
     env = QuestionFile(left_out["env_config"])
     config = build_config(left_out)
     ids = {split: list(env.prompt_ids(split, seed=0)) for split in ("train", "heldout")}
-    found = Findings()
-    rows(found, env, ids, given["env_config"])
+    findings = Findings()
+    rows(findings, env, ids, settings["env_config"])
     if ids["train"]:
         check(config)
         directory = local_model(config.model_config["model"])
         transcript = make_transcript(config.prompt_format, tokenizer := load_tokenizer(directory), config.max_turns)
-        prompts(found, env, ids["train"], config, transcript, tokenizer)
-        grading(found, env, [*ids["train"], *ids["heldout"]][:NUM_GRADED], tokenizer)
-        lengths(found, env, [*ids["train"], *ids["heldout"]], config, transcript, tokenizer)
-    if not found.to_look_at:
+        prompts(findings, env, ids["train"], config, transcript, tokenizer)
+        grading(findings, env, [*ids["train"], *ids["heldout"]][:NUM_GRADED], tokenizer)
+        lengths(findings, env, [*ids["train"], *ids["heldout"]], config, transcript, tokenizer)
+    if not findings.to_look_at:
         print(f"\nnothing needs a look; train with the same flags: {command('train', *words_of(arguments))}")
         return 0
-    print(f"\n{len(found.to_look_at)} to look at:")
-    for text in found.to_look_at:
+    print(f"\n{len(findings.to_look_at)} to look at:")
+    for text in findings.to_look_at:
         print(f"- {text}")
-    return int(found.has_wrong)
+    return int(findings.has_wrong)
 
 
-def rows(found: Findings, env: QuestionFile, ids: Mapping[str, Sequence[str]], settings: Mapping[str, Any]) -> None:
+def rows(findings: Findings, env: QuestionFile, ids: Mapping[str, Sequence[str]], settings: Mapping[str, Any]) -> None:
     """Report the numbers of questions, repeated rows, rows left out, and contradictions."""
     num = {split: len(of_split) for split, of_split in ids.items()}
-    how = "in heldout_path" if settings.get("heldout_path") else "by a hash of the question"
+    method = "in heldout_path" if settings.get("heldout_path") else "by a hash of the question"
     place = " ".join(str(settings[name]) for name in ("hub_id", "path") if settings.get(name))
     shots = f", {env.settings.num_shots} shown as examples" if env.settings.num_shots else ""
-    found.line("data", f"{place}: {num['train']} questions to train on, {num['heldout']} held out {how}{shots}")
+    findings.line("data", f"{place}: {num['train']} questions to train on, {num['heldout']} held out {method}{shots}")
     contradictions = [error for error in env.row_errors if error.endswith(CONTRADICTION)]
     others = [error for error in env.row_errors if not error.endswith(CONTRADICTION)]
     counts = f"{env.num_repeated} repeated, counted once; {len(contradictions)} contradictory; {len(others)} unusable"
-    found.line("", f"rows: {counts}")
-    found.look("rows with the question of an earlier row, but another answer", contradictions, is_wrong=True)
-    found.look("rows that cannot be used (fix them, or set bad_rows to skip)", others, is_wrong=True)
-    found.look("rows that are used, but may be read otherwise than they are meant", env.row_notes)
+    findings.line("", f"rows: {counts}")
+    findings.look("rows with the question of an earlier row, but another answer", contradictions, is_wrong=True)
+    findings.look("rows that cannot be used (fix them, or set bad_rows to skip)", others, is_wrong=True)
+    findings.look("rows that are used, but may be read otherwise than they are meant", env.row_notes)
     if not num["train"]:
         text = "all questions are held out, so none is left to train on; expected more rows, or another heldout_path"
-        found.look(text, is_wrong=True)
+        findings.look(text, is_wrong=True)
     if not num["heldout"]:
-        found.look("no question is held out, so a run cannot evaluate; expected more rows, or a heldout_path")
+        findings.look("no question is held out, so a run cannot evaluate; expected more rows, or a heldout_path")
 
 
 def prompts(
-    found: Findings, env: QuestionFile, ids: Sequence[str], config: SRLConfig, transcript: Any, tokenizer: Any
+    findings: Findings, env: QuestionFile, ids: Sequence[str], config: SRLConfig, transcript: Any, tokenizer: Any
 ) -> None:
     """Show prompts as the model will see them, with the chat template."""
     seen = f"token for token as {config.model_config['model']} will see them (prompt_format = {config.prompt_format})"
-    found.line("prompts", f"the first {min(NUM_SHOWN, len(ids))}, {seen}")
+    findings.line("prompts", f"the first {min(NUM_SHOWN, len(ids))}, {seen}")
     for number, prompt_id in enumerate(ids[:NUM_SHOWN], 1):
         print(f"{_RULE} prompt {number} {_RULE}")
         print(printable_lines(tokenizer.decode(_tokens(env, prompt_id, transcript), skip_special_tokens=False)))
         print(f"{_RULE} {_right_answer(env, prompt_id, tokenizer)}")
 
 
-def grading(found: Findings, env: QuestionFile, ids: Sequence[str], tokenizer: Any) -> None:
+def grading(findings: Findings, env: QuestionFile, ids: Sequence[str], tokenizer: Any) -> None:
     """Grade right answers, and as wrong ones those of other rows."""
     answered = [prompt_id for prompt_id in ids if env.gold_turns(prompt_id)]
     if not answered:
-        found.line("grading", "not checked: the rows have no right answers (answer_field names their column)")
+        findings.line("grading", "not checked: the rows have no right answers (answer_field names their column)")
         return
     others = dict(zip(answered, _others(env, answered), strict=True))
-    right = {one: _reward(env, one, env.gold_turns(one), tokenizer) for one in answered}
-    wrong = {one: _reward(env, one, env.gold_turns(other), tokenizer) for one, other in others.items() if other}
+    right = {row: _reward(env, row, env.gold_turns(row), tokenizer) for row in answered}
+    wrong = {row: _reward(env, row, env.gold_turns(other), tokenizer) for row, other in others.items() if other}
     for name, graded, target in (("right answers", right, 1), ("wrong answers (of other rows)", wrong, 0)):
         earned = [reward for reward, _ in graded.values()]
         num = sum(reward == target for reward in earned)
         text = f"{num} of {len(earned)} earn {target}; mean reward {np.mean(earned):.2f}" if earned else "none"
-        found.line("grading" if target else "", f"{name}: {text}")
+        findings.line("grading" if target else "", f"{name}: {text}")
     if env.settings.reward != "":
-        odd = [one for one, (reward, _) in wrong.items() if reward >= right[one][0]]
-        examples = [f"{one_line(env.question(one).text, WIDEST)}: {wrong[one][0]:g}" for one in odd]
-        found.look("wrong answers that earn at least as much as the right one", examples, is_wrong=True)
+        odd = [row for row, (reward, _) in wrong.items() if reward >= right[row][0]]
+        examples = [f"{one_line(env.question(row).text, WIDEST)}: {wrong[row][0]:g}" for row in odd]
+        findings.look("wrong answers that earn at least as much as the right one", examples, is_wrong=True)
         return
-    unpaid = [_graded_line(env, one, *result) for one, result in right.items() if result[0] < 1]
-    found.look("right answers that do not earn 1 (docs/grading.md)", unpaid, is_wrong=True)
-    paid = [_graded_line(env, one, *result) for one, result in wrong.items() if result[0] > 0]
-    found.look("answers of other rows that earn a reward (docs/grading.md)", paid, is_wrong=True)
+    unpaid = [_graded_line(env, row, *result) for row, result in right.items() if result[0] < 1]
+    findings.look("right answers that do not earn 1 (docs/grading.md)", unpaid, is_wrong=True)
+    paid = [_graded_line(env, row, *result) for row, result in wrong.items() if result[0] > 0]
+    findings.look("answers of other rows that earn a reward (docs/grading.md)", paid, is_wrong=True)
 
 
 def lengths(
-    found: Findings, env: QuestionFile, ids: Sequence[str], config: SRLConfig, transcript: Any, tokenizer: Any
+    findings: Findings, env: QuestionFile, ids: Sequence[str], config: SRLConfig, transcript: Any, tokenizer: Any
 ) -> None:
     """Report percentiles of lengths in tokens, and how many exceed the limits."""
     measured = ids[:NUM_MEASURED]
@@ -173,18 +173,19 @@ def lengths(
     turns = ["".join(turn) for prompt_id in measured if (turn := env.gold_turns(prompt_id))]
     of_answers = np.array([len(tokenizer(turn, add_special_tokens=False)["input_ids"]) for turn in turns])
     turn, episode = config.max_turn_tokens, config.max_episode_tokens
-    found.line("tokens", f"prompts: {_percentiles(of_prompts)} (max_episode_tokens {episode})")
+    findings.line("tokens", f"prompts: {_percentiles(of_prompts)} (max_episode_tokens {episode})")
     if len(of_answers):
-        found.line("", f"right answers: {_percentiles(of_answers)} (max_turn_tokens {turn})")
+        findings.line("", f"right answers: {_percentiles(of_answers)} (max_turn_tokens {turn})")
     too_long, tight = int((of_prompts >= episode).sum()), int((of_prompts + turn > episode).sum())
     if too_long:
-        found.look(f"prompts of {episode} tokens or more, which a run leaves out: {too_long}; raise max_episode_tokens")
+        text = f"prompts of {episode} tokens or more, which a run leaves out: {too_long}"
+        findings.look(f"{text}; raise max_episode_tokens")
     if tight - too_long > 0:
         text = f"prompts that leave less than max_turn_tokens for the answer: {tight - too_long}"
-        found.look(f"{text}; raise max_episode_tokens to {int(of_prompts.max()) + turn}")
+        findings.look(f"{text}; raise max_episode_tokens to {int(of_prompts.max()) + turn}")
     if cut := int((of_answers > turn).sum()):
         longest = int(of_answers.max())
-        found.look(f"right answers of more than {turn} tokens: {cut}; raise max_turn_tokens to {longest}")
+        findings.look(f"right answers of more than {turn} tokens: {cut}; raise max_turn_tokens to {longest}")
 
 
 def _tokens(env: QuestionFile, prompt_id: str, transcript: Any) -> list[int]:

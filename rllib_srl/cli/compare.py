@@ -54,7 +54,7 @@ class Answer(NamedTuple):
     is_right: bool
     turns: Sequence[Mapping[str, str]]  # of its transcript
 
-    def said(self, role: str) -> list[str]:
+    def texts_of(self, role: str) -> list[str]:
         """Return the turns of "environment" or "policy", each on one line."""
         return [printable(" ".join(turn["text"].split())) for turn in self.turns if turn["role"] == role] or [""]
 
@@ -71,7 +71,7 @@ class Comparison:
             raise ValueError(f"none of {num_asked} held-out prompts was answered by both sides; see the warnings")
         self.pairs = [(first[key], second[key]) for key in both]
         self.num_failed = num_asked - len(both)
-        self.domains = sorted({one.domain for one, _ in self.pairs})
+        self.domains = sorted({answer.domain for answer, _ in self.pairs})
 
     def change(self, domain: str | None = None) -> Change:
         """Return the paired change from A to B over all prompts, or over those of a domain."""
@@ -98,37 +98,37 @@ def compare(arguments: argparse.Namespace) -> int:
     is_quiet = arguments.json == Path("-")
     with showing_progress(1, sys.stderr if is_quiet else None) as progress:
         (first, num_asked), (second, _) = (played_by(side, arguments.verbose, progress) for side in sides)
-    found, names = Comparison(first, second, num_asked), [str(side.checkpoint or side.what) for side in sides]
-    lines = [f"A  {names[0]}", f"B  {names[1]}", *lines_of(found)]
-    report({"a": names[0], "b": names[1], **as_json(found)}, lines, arguments.json)
+    comparison, names = Comparison(first, second, num_asked), [str(side.checkpoint or side.what) for side in sides]
+    lines = [f"A  {names[0]}", f"B  {names[1]}", *lines_of(comparison)]
+    report({"a": names[0], "b": names[1], **as_json(comparison)}, lines, arguments.json)
     return 0
 
 
-def sides_of(names: Sequence[str], given: Mapping[str, Any], trust: bool) -> list[Side]:
+def sides_of(names: Sequence[str], flags: Mapping[str, Any], trust: bool) -> list[Side]:
     """Return both sides with their settings, validated; SettingsError: they are invalid or differ."""
-    sources = [runs.source_of(name, trust, given.get("seal_key_file")) for name in names]
-    own = []
+    sources = [runs.source_of(name, trust, flags.get("seal_key_file")) for name in names]
+    side_settings = []
     for (checkpoint, settings), (_, others) in zip(sources, reversed(sources), strict=True):
         if checkpoint:
             verify_sealed(checkpoint)
         else:  # it was not trained in the other one's adapters
             settings = {name: value for name, value in others.items() if not name.startswith("lora_")} | settings
-        own.append(settings)
-    refuse_different(own, given)
-    common = {"seed": SEED, **{name: own[0][name] for name in FIRSTS if name in own[0]}}
+        side_settings.append(settings)
+    refuse_different(side_settings, flags)
+    common = {"seed": SEED, **{name: side_settings[0][name] for name in FIRSTS if name in side_settings[0]}}
     sides = [
-        Side(name, source.checkpoint, {**settings, **common, **given})
-        for name, source, settings in zip(names, sources, own, strict=True)
+        Side(name, source.checkpoint, {**settings, **common, **flags})
+        for name, source, settings in zip(names, sources, side_settings, strict=True)
     ]
     for side in sides:
         check(build_config(side.values))
     return sides
 
 
-def refuse_different(own: Sequence[Mapping[str, Any]], given: Mapping[str, Any]) -> None:
+def refuse_different(sides: Sequence[Mapping[str, Any]], flags: Mapping[str, Any]) -> None:
     """Refuse settings of `EQUAL` that differ and are not given, all at once: both sides get the same prompts."""
     defaults = {name: all_settings()[name].initial for name in EQUAL}
-    pairs = {name: [values.get(name, defaults[name]) for values in own] for name in EQUAL if name not in given}
+    pairs = {name: [values.get(name, defaults[name]) for values in sides] for name in EQUAL if name not in flags}
     lines = [f"  {name} = {a!r} in A, {b!r} in B" for name, (a, b) in pairs.items() if a != b]
     if lines:
         raise SettingsError("A and B differ in settings that must be equal; give each as a flag:\n" + "\n".join(lines))
@@ -149,44 +149,45 @@ def played_by(side: Side, verbose: bool, progress: Progress) -> tuple[Answers, i
     return answers, len(prompts)
 
 
-def lines_of(found: Comparison) -> Iterator[str]:
+def lines_of(comparison: Comparison) -> Iterator[str]:
     """Yield the table, what the interval shows, and a few prompts per domain and direction."""
-    total = found.change()
-    by_domain = {f"  {name}": found.change(name) for name in found.domains} if len(found.domains) > 1 else {}
+    total = comparison.change()
+    domains = comparison.domains if len(comparison.domains) > 1 else ()
+    by_domain = {f"  {name}": comparison.change(name) for name in domains}
     rows = [["", "A", "B", "B - A, 95 % interval", "only A right", "only B right", "prompts"]]
-    for name, one in {"all": total, **by_domain}.items():
-        difference = f"{one.change:+.3f}  [{one.low:+.3f}, {one.high:+.3f}]"
-        counts = (str(num) for num in (one.num_lost, one.num_gained, one.num))
-        rows.append([name, f"{one.before:.3f}", f"{one.after:.3f}", difference, *counts])
+    for name, change in {"all": total, **by_domain}.items():
+        difference = f"{change.change:+.3f}  [{change.low:+.3f}, {change.high:+.3f}]"
+        counts = (str(num) for num in (change.num_lost, change.num_gained, change.num))
+        rows.append([name, f"{change.before:.3f}", f"{change.after:.3f}", difference, *counts])
     yield table(rows)
-    if found.num_failed:
-        yield f"{found.num_failed} prompts failed on one side or both, not counted"
+    if comparison.num_failed:
+        yield f"{comparison.num_failed} prompts failed on one side or both, not counted"
     is_shown = total.low > 0 or total.high < 0
     better = f"{'B' if total.change > 0 else 'A'} is better: the interval excludes 0"
     yield better if is_shown else "no difference is shown: the interval contains 0"
-    for domain in found.domains:
+    for domain in comparison.domains:
         for right in "AB":
-            if pairs := found.flipped(domain, right):
+            if pairs := comparison.flipped(domain, right):
                 yield f"{domain}: only {right} is right ({len(pairs)})"
             for first, second in pairs[:NUM_SHOWN]:
-                yield f"  {first.said('environment')[0][-LONGEST:]}"
-                yield f"    A  {first.said('policy')[-1][:LONGEST]}"
-                yield f"    B  {second.said('policy')[-1][:LONGEST]}"
+                yield f"  {first.texts_of('environment')[0][-LONGEST:]}"
+                yield f"    A  {first.texts_of('policy')[-1][:LONGEST]}"
+                yield f"    B  {second.texts_of('policy')[-1][:LONGEST]}"
 
 
-def as_json(found: Comparison) -> dict[str, Any]:
+def as_json(comparison: Comparison) -> dict[str, Any]:
     """Return everything as JSON types, with the transcripts of all flipped prompts."""
-    changes = {name: found.change(name) for name in found.domains}
+    changes = {name: comparison.change(name) for name in comparison.domains}
     return {
         "confidence": CONFIDENCE,
-        "num_failed": found.num_failed,
-        "total": {"change": found.change().change, **asdict(found.change())},
-        "by_domain": {name: {"change": one.change, **asdict(one)} for name, one in changes.items()},
+        "num_failed": comparison.num_failed,
+        "total": {"change": comparison.change().change, **asdict(comparison.change())},
+        "by_domain": {name: {"change": change.change, **asdict(change)} for name, change in changes.items()},
         "flipped": [
             {"domain": domain, "right": right, "prompt_id": a.prompt_id, "a": list(a.turns), "b": list(b.turns)}
-            for domain in found.domains
+            for domain in comparison.domains
             for right in "AB"
-            for a, b in found.flipped(domain, right)
+            for a, b in comparison.flipped(domain, right)
         ],
     }
 

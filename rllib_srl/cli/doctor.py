@@ -23,10 +23,10 @@ from rllib_srl.cli.shared.flags import LIBRARIES, Program
 
 def _gpus(text: str) -> tuple[int, float]:
     """Return number and GiB of "4x80"."""
-    found = re.fullmatch(r"(\d+)x(\d+(?:\.\d+)?)", text)
-    if not found or not 1 <= int(found[1]) <= 4096 or not float(found[2]) > 0:
+    match = re.fullmatch(r"(\d+)x(\d+(?:\.\d+)?)", text)
+    if not match or not 1 <= int(match[1]) <= 4096 or not float(match[2]) > 0:
         raise argparse.ArgumentTypeError(f"{text!r}; expected NUMBERxGIB, such as 4x80")
-    return int(found[1]), float(found[2])
+    return int(match[1]), float(match[2])
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -41,24 +41,24 @@ def run(arguments: argparse.Namespace) -> int:
     from rllib_srl.cli.shared.display import counted
     from rllib_srl.cli.shared.settings import build_config, given_settings
 
-    given, found = given_settings(arguments), diagnosis.Findings()
-    found.add(diagnosis.of_machine())
+    settings, findings = given_settings(arguments), diagnosis.Findings()
+    findings.add(diagnosis.of_machine())
     number, gib = arguments.gpus or diagnosis.gpus_here()
     if arguments.serve:
         from rllib_srl.cli.serving.card import fit
 
-        found.add(fit(arguments.serve, number, gib))
+        findings.add(fit(arguments.serve, number, gib))
     elif number:
-        found.add(diagnosis.of_gpus(given, number, gib, places_all=bool(arguments.gpus)))
+        findings.add(diagnosis.of_gpus(settings, number, gib, places_all=bool(arguments.gpus)))
     if not arguments.gpus and not arguments.serve:
-        found.add(diagnosis.of_package())
-        if any(given.get(name) for name in ("env", "envs", "stream")):
-            if found.add(diagnosis.of_settings(config := build_config(given))):
-                found.add(diagnosis.of_environments(config))
+        findings.add(diagnosis.of_package())
+        if any(settings.get(name) for name in ("env", "envs", "stream")):
+            if findings.add(diagnosis.of_settings(config := build_config(settings))):
+                findings.add(diagnosis.of_environments(config))
         else:
             print("no environment: srl doctor --env compare --model smollm2-135m checks a whole run")
-    num_failures = found.num[diagnosis.FAILURE]
-    print(f"{counted(num_failures, 'failure')}, {counted(found.num[diagnosis.WARNING], 'warning')}")
+    num_failures = findings.num[diagnosis.FAILURE]
+    print(f"{counted(num_failures, 'failure')}, {counted(findings.num[diagnosis.WARNING], 'warning')}")
     return int(num_failures > 0)
 
 

@@ -91,9 +91,9 @@ def run(arguments: argparse.Namespace, lines: TextIO | None = None) -> int:
     if arguments.gold and not hasattr(env, "gold_turns"):
         raise EnvError(f"environment {arguments.env!r} has no gold_turns; expected one with gold_turns for --gold")
     by_hand = typed(lines or sys.stdin, next(iter(getattr(env, "stop_strings", ())), ""))
-    one = arguments.prompt_id
+    chosen_id = arguments.prompt_id
     try:
-        for prompt_id in prompts_of(env, arguments.split, arguments.seed) if one is None else [one]:
+        for prompt_id in prompts_of(env, arguments.split, arguments.seed) if chosen_id is None else [chosen_id]:
             turns = shown(env.gold_turns(prompt_id)) if arguments.gold else by_hand
             if not play(env, arguments.env, prompt_id, turns) or arguments.gold:
                 break

@@ -41,14 +41,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
-    given = given_settings(arguments)
-    how = (arguments.trust_checkpoint, given.get("seal_key_file"))
-    checkpoint, settings = runs.source_of(arguments.what, *how, needs_settings=False)
+    flags = given_settings(arguments)
+    options = (arguments.trust_checkpoint, flags.get("seal_key_file"))
+    checkpoint, settings = runs.source_of(arguments.what, *options, needs_settings=False)
     if checkpoint:
         verify_sealed(checkpoint)
-    if not settings and "env" not in given and "envs" not in given:
+    if not settings and "env" not in flags and "envs" not in flags:
         raise SettingsError(f"{arguments.what} has no {runs.SETTINGS_FILE}; expected its settings by --config")
-    values = {**settings, **given} if checkpoint else {**given, **settings}
+    values = {**settings, **flags} if checkpoint else {**flags, **settings}
     figures = measured(values, checkpoint, arguments.verbose, arguments.json == Path("-"))
     title = f"{figures['what']} on {', '.join(figures['envs'])}"
     report(figures, [title, table(list(rows_of(figures)))], arguments.json)
@@ -76,7 +76,7 @@ def measured(values: Mapping[str, Any], checkpoint: Path | None, verbose: bool, 
         progress.begin(f"playing up to {config.evaluation_duration} held-out prompts ...")
         results = algo.evaluate()
         prompts = algo.source.heldout(config.evaluation_duration)
-        found = baselines.baselines(config, prompts, algo.seed)
+        reference = baselines.baselines(config, prompts, algo.seed)
         return {
             "what": str(checkpoint or values["model"]),
             "engine": config.engine,
@@ -84,7 +84,7 @@ def measured(values: Mapping[str, Any], checkpoint: Path | None, verbose: bool, 
             "envs": list(config.env_configs()),
             "dtype": config.compute_dtype,
             "pass_k": config.evaluation_pass_k,
-            "baselines": asdict(found),
+            "baselines": asdict(reference),
             **{name: value for name, value in results.items() if name != "env_runners"},
             "reward": results["env_runners"]["episode_return_mean"],
         }
@@ -108,8 +108,8 @@ def started(
 def rows_of(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "greedy accuracy, 95 % interval", with_interval(figures)
     if len(figures["by_domain"]) > 1:
-        for domain, found in figures["by_domain"].items():
-            yield f"  {domain}", f"{found['accuracy']:.3f}"
+        for domain, result in figures["by_domain"].items():
+            yield f"  {domain}", f"{result['accuracy']:.3f}"
     if figures["pass_k"]:
         yield "pass@1, sampled", f"{figures['pass_at_1']:.3f}"
         yield f"pass@{figures['pass_k']}", f"{figures['pass_at_k']:.3f}"

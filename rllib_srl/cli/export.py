@@ -50,9 +50,9 @@ def export(arguments: argparse.Namespace) -> int:
     settings = runs.source_of(checkpoint, trains=True).settings
     last = int(export_checkpoint(checkpoint, model_config_of(settings), out).get("iteration", 0))
     lines = filter(None, json_lines(checkpoint.parent / METRICS, dict))
-    found = [line for line in lines if "evaluation/accuracy" in line and line["iteration"] <= last]
+    evaluated = [line for line in lines if "evaluation/accuracy" in line and line["iteration"] <= last]
     with writing(out):
-        (out / CARD).write_text(card(out.name, settings, last, found[-1] if found else None), encoding="utf-8")
+        (out / CARD).write_text(card(out.name, settings, last, evaluated[-1] if evaluated else None), encoding="utf-8")
     print(f"model       {out}")
     print(f"model card  {out / CARD}")
     return 0
@@ -88,12 +88,12 @@ def hub_name(model: str) -> str:
     return "" if is_local else model
 
 
-def results(iteration: int, found: Mapping[str, float] | None) -> str:
-    if found is None:
+def results(iteration: int, evaluation: Mapping[str, float] | None) -> str:
+    if evaluation is None:
         return "This run has no evaluation on held-out prompts."
-    at = "" if found["iteration"] == iteration else f", measured at iteration {found['iteration']:.0f}"
-    num = int(found["evaluation/num_prompts"] - found["evaluation/num_lost"])
-    accuracy, low, high = (found[f"evaluation/accuracy{side}"] for side in ("", "_low", "_high"))
+    at = "" if evaluation["iteration"] == iteration else f", measured at iteration {evaluation['iteration']:.0f}"
+    num = int(evaluation["evaluation/num_prompts"] - evaluation["evaluation/num_lost"])
+    accuracy, low, high = (evaluation[f"evaluation/accuracy{side}"] for side in ("", "_low", "_high"))
     table = f"| accuracy | 95 % interval (Wilson) |\n|---|---|\n| {accuracy:.3f} | [{low:.3f}, {high:.3f}] |"
     return f"Greedy answers to {num} held-out prompts{at}:\n\n{table}"
 
@@ -114,9 +114,9 @@ def as_yaml(values: Mapping[str, Any]) -> str:
 def publishable(value: Any) -> Any:
     """Return a setting's value with local paths cut to their last name."""
     if isinstance(value, Mapping):
-        return {name: publishable(one) for name, one in value.items()}
+        return {name: publishable(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [publishable(one) for one in value]
+        return [publishable(part) for part in value]
     if isinstance(value, str):
         is_path = value.startswith(("/", "~", "./", "../")) and "\n" not in value
         return Path(value).name if is_path else value

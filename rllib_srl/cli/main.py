@@ -83,25 +83,25 @@ def main(argv: list[str] | None = None) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(help_page())
         return 0
-    name, *rest = argv
+    name, *arguments = argv
     if name not in COMMANDS:
         near = nearest(name, COMMANDS)
         guess = f"; did you mean {near!r}?" if near else ""
         print(f"error: unknown command {name!r}{guess} (srl --help lists the commands)", file=sys.stderr)
         return 2
-    sys.argv = [f"srl {name}", *rest]  # the program's name in usage lines
+    sys.argv = [f"srl {name}", *arguments]  # the program's name in usage lines
     command = COMMANDS[name]
     if command.is_supervised and is_program:
-        if supervisor.is_needed(rest):
+        if supervisor.is_needed(arguments):
             return supervisor.supervise([sys.executable, *sys.orig_argv[1:]])
         supervisor.begin()
-    if command.starts_ray and not HELP & {*rest}:
+    if command.starts_ray and not HELP & {*arguments}:
         from rllib_srl.cli.shared.cluster import quiet
 
-        quiet(verbose="--verbose" in rest)  # before Ray, vLLM and transformers are imported
+        quiet(verbose="--verbose" in arguments)  # before Ray, vLLM and transformers are imported
     if command.is_paged and is_program:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    status = int(import_module(module_of(name)).main(rest) or 0)
+    status = int(import_module(module_of(name)).main(arguments) or 0)
     if is_program and command.starts_ray:
         from rllib_srl.cli.shared.cluster import end_with_local_ray
 

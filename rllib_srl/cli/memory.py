@@ -67,15 +67,15 @@ NO_TOKENIZER = f"no tokenizer: found no {SETTINGS_FILE} that names the model; ex
 def stats(arguments: argparse.Namespace) -> None:
     """Print gauges and counts."""
     with reading(arguments.directory) as memory:
-        settings, now, found = memory.settings, memory.now, memory.stats()
+        settings, now, gauges = memory.settings, memory.now, memory.stats()
     spacing = f"spacing {settings.spacing}"
     if settings.has_due_dates:
         days = counted(settings.iterations_per_day, "iteration")
         spacing += f", desired retention {settings.desired_retention:g}, {days} per day"
     print(f"iteration {now}; {spacing}; selection {settings.selection}, reuse {settings.reuse_selection}")
-    whole = {name: value for name, value in found.items() if not name.startswith("domains/")}
+    whole = {name: value for name, value in gauges.items() if not name.startswith("domains/")}
     print(table([[name, f"{value:.6g}"] for name, value in whole.items()], indent=""))
-    if domains := by_domain(found):
+    if domains := by_domain(gauges):
         rows = [[printable(name), *(f"{num:g}" for num in counts.values())] for name, counts in domains.items()]
         print("\n" + table([["domain", *next(iter(domains.values()))], *rows], indent=""))
 
@@ -204,9 +204,9 @@ def decoder_for(arguments: argparse.Namespace) -> Callable[[], Decode]:
     """Return a function that returns the decoder, and raises a ValueError if no tokenizer is known."""
 
     def decode() -> Decode:
-        if (found := known_decoder(arguments)) is None:
+        if (decoder := known_decoder(arguments)) is None:
             raise ValueError(NO_TOKENIZER)
-        return found
+        return decoder
 
     return decode
 

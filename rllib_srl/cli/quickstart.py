@@ -95,9 +95,9 @@ def measured(config: SRLConfig, plan: runs.RunPlan, verbose: bool) -> Outcome:
 
         def evaluated(when: str) -> dict[str, Any]:
             progress.begin(f"playing {config.evaluation_duration} held-out prompts {when} training ...")
-            found: dict[str, Any] = algo.evaluate()
-            log.write(algo.iteration, {"evaluation": found})
-            return found
+            evaluation: dict[str, Any] = algo.evaluate()
+            log.write(algo.iteration, {"evaluation": evaluation})
+            return evaluation
 
         before = evaluated("before")
         with stop_between_iterations(progress.note) as request:
@@ -119,7 +119,7 @@ def lines_of(outcome: Outcome) -> Iterator[str]:
     yield f"reward by iteration  {' '.join(rewards)}"
     if memory := results[-1].get("replay"):
         origins = ("fresh", "revisit")
-        fresh, revisits = (int(sum(one["replay"][f"num_groups_{origin}"] for one in results)) for origin in origins)
+        fresh, revisits = (int(sum(line["replay"][f"num_groups_{origin}"] for line in results)) for origin in origins)
         played_again = f"{revisits} of {fresh + revisits} prompts played were revisited"
         yield f"memory  {memory['num_items']:.0f} prompts; {played_again}"
     tokens = sum(result["env_runners"]["num_generated_tokens"] for result in results)

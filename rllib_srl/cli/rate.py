@@ -174,9 +174,9 @@ class RatingSession:
                 line = self._read(f"{asked}: ").strip().lower()
             except EOFError:
                 return "quit"
-            said = " ".join(line.split())
-            if said in known or said in known.values():
-                return known.get(said, said)
+            reply = " ".join(line.split())
+            if reply in known or reply in known.values():
+                return known.get(reply, reply)
             self._show(f"{line!r}; expected {asked}")
 
 
@@ -206,39 +206,40 @@ def rated(store: RatingStore, answer: Answer, value: str, rater: str) -> str:
     before = store.value_of(answer)
     is_new = store.rate(answer, value, rater)
     was = f" (it was {before})" if is_new and before != TAKEN_BACK else "" if is_new else " already"
-    found = store.rating_of(answer)
-    reward = f", reward {shown_reward(found.reward)}" if found and found.is_given else ""
+    rating = store.rating_of(answer)
+    reward = f", reward {shown_reward(rating.reward)}" if rating and rating.is_given else ""
     return f"rated {answer.answer_id} {value}{was}{reward}"
 
 
 def print_list(store: RatingStore, answers: StoredAnswers) -> None:
     """Print what has become of each rating that was not taken back, or whose taking back is of interest."""
     rows = []
-    for one in store.all():
-        state = answers.state_of(one.answer, one.seq)
-        if one.is_given or state == WAITS:
-            rows.append([*map(printable, cells(one)), state])
+    for rating in store.all():
+        state = answers.state_of(rating.answer, rating.seq)
+        if rating.is_given or state == WAITS:
+            rows.append([*map(printable, cells(rating)), state])
     print(table([LISTED, *rows], indent=""))
     print(f"{len(rows)} ratings")
 
 
-def cells(one: Rating) -> list[str]:
-    given = [one.value, shown_reward(one.reward), one.rater or "-", one.rated_at]
-    return [one.answer.answer_id, *given, one.answer.domain or "-", one_line(one.answer.answer, WIDEST)]
+def cells(rating: Rating) -> list[str]:
+    verdict = [rating.value, shown_reward(rating.reward), rating.rater or "-", rating.rated_at]
+    return [rating.answer.answer_id, *verdict, rating.answer.domain or "-", one_line(rating.answer.answer, WIDEST)]
 
 
 def export(store: RatingStore, answers: StoredAnswers, file: Path) -> None:
     """Write all ratings to a file, readable by its owner only, as all that a command writes."""
-    rows = [row_of(one, answers) for one in store.all() if one.is_given]
+    rows = [row_of(rating, answers) for rating in store.all() if rating.is_given]
     with writing(file):
         write_whole(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     print(f"{len(rows)} ratings in {file}")
 
 
-def row_of(one: Rating, answers: StoredAnswers) -> dict[str, Any]:
-    about = {name: value for name, value in vars(one.answer).items() if name not in ("group_id", "episode")}
-    given = {"rating": one.value, "reward": one.reward, "rater": one.rater, "rated_at": one.rated_at}
-    return {"id": one.answer.answer_id, **given, **about, "is_unused": answers.state_of(one.answer, one.seq) == UNUSED}
+def row_of(rating: Rating, answers: StoredAnswers) -> dict[str, Any]:
+    about = {name: value for name, value in vars(rating.answer).items() if name not in ("group_id", "episode")}
+    verdict = {"rating": rating.value, "reward": rating.reward, "rater": rating.rater, "rated_at": rating.rated_at}
+    is_unused = answers.state_of(rating.answer, rating.seq) == UNUSED
+    return {"id": rating.answer.answer_id, **verdict, **about, "is_unused": is_unused}
 
 
 main = Program(__doc__, add_flags, rate)

@@ -129,16 +129,16 @@ def _outcome(facts: RunFacts) -> Notice:
     num = max(1, min(NUM_AVERAGED, len(rewards) // 2))
     first, last = (float(of.mean()) if len(of) else math.nan for of in (rewards[:num], rewards[-num:]))
     reward = f"Mean reward {number(first)} at the start, {number(last)} at the end"
-    how = "of training episodes, over the first and last iterations: five of each, or half of a shorter run."
+    scope = "of training episodes, over the first and last iterations: five of each, or half of a shorter run."
     known = np.flatnonzero(~np.isnan(facts.values(ACCURACY)))
     if not len(known):
-        lines = (f"O{how[1:]}", "Held-out accuracy was not measured (evaluation_interval).")
+        lines = (f"O{scope[1:]}", "Held-out accuracy was not measured (evaluation_interval).")
         return Notice(reward, lines, "open")
     before, after = int(known[0]), int(known[-1])
     title = "Held-out accuracy " + ", ".join(dict.fromkeys(_interval(facts, at) for at in (before, after)))
     low, high = (facts.values(f"evaluation/accuracy_{side}") for side in ("low", "high"))
     is_better, is_worse = low[after] > high[before], high[after] < low[before]
-    return Notice(title, (f"{reward}, {how}",), "good" if is_better else "bad" if is_worse else "open")
+    return Notice(title, (f"{reward}, {scope}",), "good" if is_better else "bad" if is_worse else "open")
 
 
 def _interval(facts: RunFacts, at: int) -> str:
@@ -171,7 +171,7 @@ def _domains(facts: RunFacts) -> Iterator[Block]:
     yield Heading("Held-out accuracy by domain")
     drawn = _chart(facts, {name: metrics[name] for name in sorted(most)}, "Accuracy by domain", "accuracy")
     yield Charts((drawn,), f"{few}The table has all of them.")
-    figures = {name: (one[0], one.max(), one[-1], one.max() - one[-1]) for name, one in known.items()}
+    figures = {name: (curve[0], curve.max(), curve[-1], curve.max() - curve[-1]) for name, curve in known.items()}
     rows = [(name, *(f"{value:.3f}" for value in row)) for name, row in figures.items()]
     caption = "Lost: from the best to the last evaluation, forgetting or chance."
     yield Table(("domain", "first", "best", "last", "lost"), rows, caption)
@@ -221,10 +221,10 @@ def _transcripts(facts: RunFacts, most: int) -> Iterator[Block]:
     chosen = np.unique(np.linspace(0, len(episodes) - 1, most).round().astype(int))
     yield Text(f"{len(chosen)} of {len(episodes)}, spread evenly; --transcripts shows more.")
     for at in chosen:
-        one = episodes[at]
-        turns = [Verbatim(shortened(turn["text"]), turn["role"]) for turn in one["turns"]]
-        where = f"iteration {one['iteration']}, {one['env_id']}"
-        yield Details(f"Reward {one['reward']:g}, {where}, ended as {one['stop_reason']}", turns)
+        episode = episodes[at]
+        turns = [Verbatim(shortened(turn["text"]), turn["role"]) for turn in episode["turns"]]
+        where = f"iteration {episode['iteration']}, {episode['env_id']}"
+        yield Details(f"Reward {episode['reward']:g}, {where}, ended as {episode['stop_reason']}", turns)
 
 
 def _settings(facts: RunFacts) -> Iterator[Block]:
@@ -232,11 +232,11 @@ def _settings(facts: RunFacts) -> Iterator[Block]:
         return
     yield Heading("Settings")
     defaults = {name: listed(row.initial) for name, row in all_settings().items()}
-    given = {name: value for name, value in facts.settings.items() if name not in HIDDEN}
-    changed = {name: value for name, value in given.items() if listed(value) != defaults.get(name)}
+    settings = {name: value for name, value in facts.settings.items() if name not in HIDDEN}
+    changed = {name: value for name, value in settings.items() if listed(value) != defaults.get(name)}
     yield _table_of(changed, "Settings that differ from their defaults.")
-    rest = {name: value for name, value in given.items() if name not in changed}
-    yield Details(f"{len(rest)} settings with their defaults", (_table_of(rest, ""),))
+    unchanged = {name: value for name, value in settings.items() if name not in changed}
+    yield Details(f"{len(unchanged)} settings with their defaults", (_table_of(unchanged, ""),))
 
 
 def _table_of(settings: Mapping[str, Any], caption: str) -> Table:
@@ -262,7 +262,7 @@ def thinned(line: Line) -> Line:
     if len(line.x) <= MOST_POINTS:
         return line
     parts = [np.array_split(column, MOST_POINTS) for column in line]
-    return Line(*(np.array([one.mean() for one in part]) for part in parts))
+    return Line(*(np.array([points.mean() for points in part]) for part in parts))
 
 
 def shortened(text: str) -> str:

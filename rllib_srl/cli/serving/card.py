@@ -53,11 +53,11 @@ def needs_of(job: Job) -> tuple[Need, Need]:
     on_card = job.served.model_copy(update={"dtype": "bfloat16"})
     config = rated_config(job.model_copy(update={"served": on_card}), Path())
     trainer = learner_need(shape, config)
-    own = 2.0 * shape.num_parameters + NUM_PLAYED * job.served.context * shape.kv_bytes
+    engine_bytes = 2.0 * shape.num_parameters + NUM_PLAYED * job.served.context * shape.kv_bytes
     config.engine_max_num_seqs = NUM_REQUESTS
     server = engine_need(shape, config)
     adapters = 2.0 * MAX_ADAPTERS * shape.adapter_parameters(rank_of(job.served.rank))
-    return Need({**server.parts, "adapters": adapters}), Need({**trainer.parts, "its engine": own})
+    return Need({**server.parts, "adapters": adapters}), Need({**trainer.parts, "its engine": engine_bytes})
 
 
 def fit(model: str, number: int, gib: float) -> Iterator[Line]:

@@ -36,7 +36,7 @@ class Meter:
 
     def figures(self) -> dict[str, Any]:
         """Return number, latency and speed; None where there is no answer yet."""
-        seconds = [one for one, _ in self._newest]
+        seconds = [latency for latency, _ in self._newest]
         total = sum(seconds)
         return {
             "num": self.num,
@@ -55,8 +55,8 @@ def stored_figures(store: ServedStore) -> dict[str, Any]:
     """Return what the store says of ratings and versions; it belongs to its thread."""
     since = datetime.now(UTC) - timedelta(seconds=RATE_S)
     rewards, versions, active = store.rewards(), store.versions(), store.active()
-    verdicts = [one for row in versions for one in row.metrics.get("verdicts", ())]
-    gates = Counter(f"{one['gate']} {'passed' if one['is_passed'] else 'failed'}" for one in verdicts)
+    verdicts = [verdict for row in versions for verdict in row.metrics.get("verdicts", ())]
+    gates = Counter(f"{verdict['gate']} {'passed' if verdict['is_passed'] else 'failed'}" for verdict in verdicts)
     reached = [row.number for row in versions if row.state in (ACTIVE, SUPERSEDED)]
     return {
         "ratings": {

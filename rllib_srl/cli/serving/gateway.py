@@ -119,7 +119,7 @@ class Gateway:
             Route("/metrics", self._metrics, methods=["GET"]),
             *(Route(path, partial(_file, PAGE / file), methods=["GET"]) for path, file in PAGE_FILES.items()),
         ]
-        refusals = {RequestError: web.refused_request} | {kind: _refusal_by(*how) for kind, how in _REFUSALS.items()}
+        refusals = {RequestError: web.refused_request} | {kind: _refusal_by(*form) for kind, form in _REFUSALS.items()}
         guard = Middleware(Guard, access=access, refusal=_refused, no_token=NO_TOKEN)
         self.app = web.application(routes, [guard], refusals)
 
@@ -134,8 +134,8 @@ class Gateway:
             return web.Stream(self._pieces(asked, headers), headers=headers)
         with self._serving.answering() as (number, name):
             body, why_not = forwarded(asked, self._usual, name)
-            reply, found = await self._whole(Collected(_new_id(), number, asked), body, why_not)
-            return JSONResponse(reply, headers=found)
+            reply, answer_headers = await self._whole(Collected(_new_id(), number, asked), body, why_not)
+            return JSONResponse(reply, headers=answer_headers)
 
     async def _whole(
         self, answer: Collected, body: Mapping[str, Any], why_not: str
@@ -152,8 +152,8 @@ class Gateway:
             body, why_not = forwarded(asked, self._usual, name)
             answer = Collected(_new_id(), number, asked)
             if asked.may_call:
-                reply, found = await self._whole(answer, body, why_not)
-                headers |= found
+                reply, answer_headers = await self._whole(answer, body, why_not)
+                headers |= answer_headers
                 yield b"".join([*events_of(reply, with_usage), END])
                 return
             headers |= self._headers(answer) | (_trained(why_not) if why_not else {})
@@ -191,7 +191,7 @@ class Gateway:
 
     async def _log(self, answer: Collected, why_not: str) -> Conversation:
         tokens, why = answer.tokens(why_not)
-        messages = [{"role": one["role"], "content": _text(one)} for one in answer.asked.plain_messages()]
+        messages = [{"role": message["role"], "content": _text(message)} for message in answer.asked.plain_messages()]
         reason = answer.finish_reason if why_not != CUT else "cut"
         about = (answer.conversation_id, answer.version, utc_now(), messages, answer.text, reason or "cut", tokens, why)
         stored = await self._db.run(self._db.store.log, Conversation(*about))
@@ -202,21 +202,21 @@ class Gateway:
 
     # --- ratings -----------------------------------------------------------------------------------
 
-    async def _found(self, request: Request) -> Conversation:
+    async def _conversation_of(self, request: Request) -> Conversation:
         name = request.path_params["id"]
-        found = await self._db.run(self._db.store.find, name)
-        if found is None:
+        conversation = await self._db.run(self._db.store.find, name)
+        if conversation is None:
             raise Refusal(404, "not_found", f"id = {name[:MAX_NAME]!r} is not a conversation of this server")
-        return found
+        return conversation
 
     async def _conversation(self, request: Request) -> Response:
-        found = await self._found(request)
-        return JSONResponse(await self._db.run(self._shown, found))
+        conversation = await self._conversation_of(request)
+        return JSONResponse(await self._db.run(self._shown, conversation))
 
     async def _conversations(self, request: Request) -> Response:
         query = fields_of(request.query_params, SearchQuery)
-        found, before = await self._db.run(self._db.store.search, query.q, query.before, MOST_FOUND)
-        rows = [await self._db.run(self._shown, one) for one in found]
+        conversations, before = await self._db.run(self._db.store.search, query.q, query.before, MOST_FOUND)
+        rows = [await self._db.run(self._shown, conversation) for conversation in conversations]
         return JSONResponse({"conversations": rows, "before": before})
 
     def _shown(self, conversation: Conversation) -> dict[str, Any]:
@@ -229,7 +229,7 @@ class Gateway:
 
     async def _rate(self, request: Request) -> Response:
         body = fields_of(read_object(await body_of(request)), RatingBody)
-        found, store = await self._found(request), self._db.store
+        conversation, store = await self._conversation_of(request), self._db.store
         value = TAKEN_BACK if body.rating is None else str(body.rating)
         try:
             check_value(value, store.scheme)
@@ -237,8 +237,8 @@ class Gateway:
             raise RequestError(str(error)[:500], "rating") from None
 
         def rate() -> dict[str, Any]:
-            is_new = store.rate(found.as_answer(), value, body.rater)
-            return {**self._shown(found), "is_changed": is_new, "is_trained_on": not found.untrainable}
+            is_new = store.rate(conversation.as_answer(), value, body.rater)
+            return {**self._shown(conversation), "is_changed": is_new, "is_trained_on": not conversation.untrainable}
 
         return JSONResponse(await self._db.run(rate))
 
@@ -291,7 +291,7 @@ def _trained(untrainable: str) -> dict[str, str]:
 
 def _text(message: Mapping[str, Any]) -> str:
     """Return the content of a message as it is stored, with the calls in it."""
-    calls = [json.dumps(one["function"], ensure_ascii=False) for one in message.get("tool_calls", ())]
+    calls = [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ())]
     return "\n".join(filter(None, [message.get("content") or "", *calls]))
 
 

@@ -74,12 +74,12 @@ class RatedAnswers(SRLCallback):
         return algorithm.source.draw(self.num_revisits) if self.num_revisits else ()
 
     def post_step(self, *, algorithm: Any, reused: Sequence[GroupMeta], **kwargs: Any) -> None:
-        found = {}
+        metrics = {}
         for name in _METRICS + _BAD:  # missing if each rating is at the level, since nothing is trained on then
             default = 0.0 if name in _BAD else float("nan")
-            found[name] = float(algorithm.metrics.peek((LEARNER_RESULTS, DEFAULT_MODULE_ID, name), default=default))
-        num_bad = self.metrics[NUM_BAD] + sum(found[name] for name in _BAD)
-        self.metrics = {**{name: found[name] for name in _METRICS}, NUM_BAD: num_bad}
+            metrics[name] = float(algorithm.metrics.peek((LEARNER_RESULTS, DEFAULT_MODULE_ID, name), default=default))
+        num_bad = self.metrics[NUM_BAD] + sum(metrics[name] for name in _BAD)
+        self.metrics = {**{name: metrics[name] for name in _METRICS}, NUM_BAD: num_bad}
         self.trained.update(group.prompt.prompt_id for group in reused)
 
     def get_state(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class RatedEstimator(AdvantageEstimator):
     ) -> AdvantageBatch:
         """Return what is trained on, as `AdvantageEstimator.estimate`; rated answers have a scale of their own."""
         history = History(domain_mean=self.level)
-        rated = super().estimate([], [], None, [replace(one, history=history) for one in reused])
+        rated = super().estimate([], [], None, [replace(group, history=history) for group in reused])
         played = super().estimate(groups, rewards, kl, [], histories)
         counts = {name: number + rated.counts[name] for name, number in played.counts.items()}
         advantages = played.advantages + rated.advantages
@@ -121,7 +121,7 @@ class RatedRetention(Retention):
         self._noted = noted
 
     def draw(self, groups: Sequence[GroupMeta], now: int) -> list[GroupMeta]:
-        return [one for one in super().draw(groups, now) if not self._noted.is_new(one)]
+        return [group for group in super().draw(groups, now) if not self._noted.is_new(group)]
 
     def add_to(
         self,
@@ -133,8 +133,8 @@ class RatedRetention(Retention):
     ) -> None:
         """Set the part of each shard, as `Retention.add_to`; good answers that are new give targets by another pass."""
         as_fresh: dict[str, Any] = {"origin": "fresh", "versions_G2": np.full((1, 2), oldest)}
-        as_played = [(replace(one, **as_fresh), ()) for one in trained if self._noted.is_new(one)]
-        others = [one for one in trained if not self._noted.is_new(one)]
+        as_played = [(replace(group, **as_fresh), ()) for group in trained if self._noted.is_new(group)]
+        others = [group for group in trained if not self._noted.is_new(group)]
         super().add_to(shards, held, [*stored, *as_played], others, oldest)
 
 
@@ -148,7 +148,7 @@ class RatedRun:
         self.algo = rated_config(job, directory).callbacks(RatedAnswers).build_algo()
         self.learner: Any = next(iter(self.algo.learner_group.foreach_learner(lambda learner: learner))).get()
         self.engine = self.algo.env_runner.engine
-        (self.noted,) = (one for one in hooks(self.algo) if isinstance(one, RatedAnswers))
+        (self.noted,) = (hook for hook in hooks(self.algo) if isinstance(hook, RatedAnswers))
         self.noted.num_revisits = job.settings.revisits
         self.algo.advantage_estimator = estimator = RatedEstimator(self.algo.config.loss_settings())
         estimator.level = job.level
@@ -159,8 +159,8 @@ class RatedRun:
         if self._job.parent:
             self.algo.restore_from_path(parent_checkpoint(self._job.parent))
         self._parent_logps = self._logps()
-        if own := checkpoints_in(self._directory):
-            self.algo.restore_from_path(own[-1])
+        if checkpoints := checkpoints_in(self._directory):
+            self.algo.restore_from_path(checkpoints[-1])
         else:
             self.remember(self._job)
 
@@ -170,8 +170,8 @@ class RatedRun:
         if len(noted.begun) == MAX_AGE:
             memory.remove(before=noted.begun[1][1])
         noted.begin(job.version, now)
-        memory.remove([Prompt(SERVED, name).key for name in [*job.changed, *(one.id for one in job.answers)]])
-        groups = [group_of(one, now, job.good) for one in job.answers]
+        memory.remove([Prompt(SERVED, name).key for name in [*job.changed, *(answer.id for answer in job.answers)]])
+        groups = [group_of(answer, now, job.good) for answer in job.answers]
         visits = memory.add([GroupMeta.of(group, group) for group in groups], now, is_played=False)
         if refused := {name: visit.refused for name, visit in visits.items() if visit.refused}:
             raise ValueError(f"the memory refused {len(refused)} rated answers, such as {next(iter(refused.items()))}")
@@ -201,11 +201,11 @@ class RatedRun:
 
     def _logps(self) -> list[np.ndarray]:
         """Return the log-probs of the tokens of each new answer under the present policy."""
-        found = []
-        for one in self._job.answers:
-            (logp,) = self.learner.scorer.score([[*one.prompt_ids, *one.ids]])
-            found.append(logp[len(one.prompt_ids) - 1 :])
-        return found
+        logps = []
+        for answer in self._job.answers:
+            (logp,) = self.learner.scorer.score([[*answer.prompt_ids, *answer.ids]])
+            logps.append(logp[len(answer.prompt_ids) - 1 :])
+        return logps
 
     def write(self, directory: Path) -> None:
         rank = self._job.served.rank
@@ -220,10 +220,10 @@ class RatedRun:
 
 
 def parent_checkpoint(parent: str) -> Path:
-    found = checkpoints_in(Path(parent))
-    if not found:
+    checkpoints = checkpoints_in(Path(parent))
+    if not checkpoints:
         raise FileError(f"{parent} has no checkpoint, so its memory is lost; expected one to train from")
-    return found[-1]
+    return checkpoints[-1]
 
 
 def rated_config(job: Job, directory: Path) -> Any:
@@ -231,10 +231,10 @@ def rated_config(job: Job, directory: Path) -> Any:
 
     Its environments are the domains to keep: for revisits, and for the gates.
     """
-    served, settings, domains = job.served, job.settings, [one.model_dump() for one in job.keep]
+    served, settings, domains = job.served, job.settings, [kept.model_dump() for kept in job.keep]
     values: dict[str, Any] = {"model": served.model, "lr": settings.lr, "lora_rank": served.rank}
     if domains:
-        weights = {one.domain: 1.0 for one in job.keep}
+        weights = {kept.domain: 1.0 for kept in job.keep}
         values |= {"stream": {"domains": domains, "schedule": [[0, weights]]}}
     values |= {"engine": "transformers", "compute_dtype": served.dtype, "max_episode_tokens": served.context}
     values |= {"num_env_runners": 0, "num_learners": 0, "temperature": served.temperature, "seed": job.seed}

@@ -90,14 +90,14 @@ def checked(arguments: argparse.Namespace) -> tuple[Flags, list[KeptDomain]]:
     try:
         flags = Flags(**{name: getattr(arguments, name) for name in Flags.model_fields})
     except ValidationError as error:
-        errors += [f"--{one['loc'][0]} {one['input']}: {one['msg']}" for one in error.errors()]
+        errors += [f"--{detail['loc'][0]} {detail['input']}: {detail['msg']}" for detail in error.errors()]
     for text in arguments.keep:
         try:
-            found = env_named(text)
-            keep.append(KeptDomain(**{"domain": found["env"], **found}))
+            settings = env_named(text)
+            keep.append(KeptDomain(**{"domain": settings["env"], **settings}))
         except ValueError as error:
             errors.append(f"--keep: {error}")
-    names = [one.domain for one in keep]
+    names = [kept.domain for kept in keep]
     errors += [f"--keep names the domain {name!r} twice" for name in sorted(set(names)) if names.count(name) > 1]
     if flags.train_after and not arguments.keep:
         errors.append("--keep is empty; expected an environment that must not be lost, or --train-after 0")
@@ -150,8 +150,8 @@ def explained(served: ServedDirectory) -> Iterator[None]:
     try:
         yield
     except (FileError, WeightSyncError) as error:
-        how = f"go back to its parent: srl versions {served.path} --rollback"
-        raise ValueError(f"the active version is not served, since it fails its check: {error}; {how}") from error
+        remedy = f"go back to its parent: srl versions {served.path} --rollback"
+        raise ValueError(f"the active version is not served, since it fails its check: {error}; {remedy}") from error
 
 
 async def _until_stopped(serving: Serving, training: Training) -> int:
@@ -159,7 +159,7 @@ async def _until_stopped(serving: Serving, training: Training) -> int:
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    tasks = [asyncio.create_task(one) for one in (training.run(), serving.watch(), stopped.wait())]
+    tasks = [asyncio.create_task(coroutine) for coroutine in (training.run(), serving.watch(), stopped.wait())]
     done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in pending:
         task.cancel()
@@ -177,8 +177,8 @@ def serve(arguments: argparse.Namespace) -> int:
     context = min(CONTEXT, sizes_of(model_dir).context or CONTEXT)
     if arguments.max_tokens is not None and not 1 <= arguments.max_tokens < context:
         raise ValueError(f"--max-tokens {arguments.max_tokens}; expected 1 to {context - 1}")
-    how: dict[str, Any] = {"model": str(model_dir.absolute()), "rank": flags.rank, "context": context}
-    fixed = ServedSettings(**how, temperature=flags.temperature)
+    options: dict[str, Any] = {"model": str(model_dir.absolute()), "rank": flags.rank, "context": context}
+    fixed = ServedSettings(**options, temperature=flags.temperature)
     settings = TrainingSettings(**flags.model_dump(include=set(TrainingSettings.model_fields)))
     job = Job(served=fixed, settings=settings, keep=keep)
     Examiner(job)  # its errors, now

@@ -78,10 +78,10 @@ class ServedDirectory:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "w") as file:
                 file.write(secrets.token_urlsafe(32) + "\n")
-        found = path.read_text().strip()
-        if len(found) < 16:
-            raise DirectoryError(f"{path} has {len(found)} characters; expected a token of at least 16")
-        return found
+        token = path.read_text().strip()
+        if len(token) < 16:
+            raise DirectoryError(f"{path} has {len(token)} characters; expected a token of at least 16")
+        return token
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -113,9 +113,9 @@ class Address(NamedTuple):
 def address_of(served: ServedDirectory) -> Address:
     """Return the address of the running server; DirectoryError: none is ready."""
     try:
-        found = Running.read(served.path)
-        os.kill(found.pid, 0)
-        return Address(found.url, served.token())
+        running = Running.read(served.path)
+        os.kill(running.pid, 0)
+        return Address(running.url, served.token())
     except (FileError, ProcessLookupError, PermissionError):  # no file, or one of a server that was killed
         raise DirectoryError(f"no server runs there, or it is still starting; {AGAIN}") from None
 

@@ -149,8 +149,8 @@ class Serving:
         await self.server.load(name_of(version.number), directory)
         self._loaded.add(version.number)
         try:
-            found = await self.server.continuations(name_of(version.number), expected)
-            return check_served(expected, found, version.number, self.server.settings.dtype)
+            continuations = await self.server.continuations(name_of(version.number), expected)
+            return check_served(expected, continuations, version.number, self.server.settings.dtype)
         except (WeightSyncError, ServerError):
             await self._unload(version.number)
             raise

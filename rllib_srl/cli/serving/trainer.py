@@ -50,7 +50,7 @@ class Examiner:
 
     def __init__(self, job: Job) -> None:
         """Construct the environments and draw their held-out prompts; ValueError: one has too few."""
-        self.prompts: dict[str, list[Prompt]] = {one.domain: [] for one in job.keep}
+        self.prompts: dict[str, list[Prompt]] = {kept.domain: [] for kept in job.keep}
         self.grading: dict[str, str] = {}  # domain -> digest of what grades its answers
         if not job.keep:
             return
@@ -61,27 +61,27 @@ class Examiner:
         for prompt in source.heldout(settings.gate_prompts * len(job.keep)):
             self.prompts[prompt.domain].append(prompt)
         least = gates.least_prompts(settings.max_drop, settings.confidence)
-        for one in job.keep:
-            environment = source.environments[environment_id(one.env, one.domain)]
-            self.grading[one.domain] = grading_digest(environment, one.env_config)
-            if (num := len(self.prompts[one.domain])) < least:
+        for kept in job.keep:
+            environment = source.environments[environment_id(kept.env, kept.domain)]
+            self.grading[kept.domain] = grading_digest(environment, kept.env_config)
+            if (num := len(self.prompts[kept.domain])) < least:
                 why = f"since fewer cannot exclude a drop of max_drop = {settings.max_drop:g}"
-                found = f"--keep {one.env} has {num} held-out prompts"
-                raise ValueError(f"{found}; expected at least {least}, {why} (--gate-prompts, --max-drop)")
+                too_few = f"--keep {kept.env} has {num} held-out prompts"
+                raise ValueError(f"{too_few}; expected at least {least}, {why} (--gate-prompts, --max-drop)")
 
     def answers(self, play: Play) -> dict[str, Answers]:
         """Return for each domain which prompts are answered right; those lost to infrastructure must be few."""
-        batches = list(play([one for prompts in self.prompts.values() for one in prompts], "gates", **GREEDY))
-        found: dict[str, Answers] = {domain: {} for domain in self.prompts}
+        batches = list(play([prompt for prompts in self.prompts.values() for prompt in prompts], "gates", **GREEDY))
+        answers: dict[str, Answers] = {domain: {} for domain in self.prompts}
         for group in [group for batch in batches for group in batch.groups]:
-            found[group.prompt.domain][group.prompt.key] = bool(group.is_right_G()[0])
+            answers[group.prompt.domain][group.prompt.key] = bool(group.is_right_G()[0])
         errors = [error for batch in batches for error in batch.errors]
         for domain, prompts in self.prompts.items():
-            if (lost := len(prompts) - len(found[domain])) > MAX_LOST * len(prompts):
+            if (lost := len(prompts) - len(answers[domain])) > MAX_LOST * len(prompts):
                 why = f"{lost} of {len(prompts)} held-out episodes of {domain} were lost"
                 by = errors[-1] if errors else "a failure"
                 raise RuntimeError(f"{why}, the last one by: {by}; expected at most {MAX_LOST:.0%}")
-        return found
+        return answers
 
 
 def train(directory: Path) -> None:
@@ -118,9 +118,9 @@ def answers_before(examiner: Examiner, play: Play, directory: Path) -> dict[str,
     """
     if (directory / Before.name).exists() and (kept := Before.read(directory)).grading == examiner.grading:
         return kept.answers
-    found = examiner.answers(play)
-    Before(grading=examiner.grading, answers=found).write(directory)
-    return found
+    answers = examiner.answers(play)
+    Before(grading=examiner.grading, answers=answers).write(directory)
+    return answers
 
 
 def judged(

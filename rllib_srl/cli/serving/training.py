@@ -44,8 +44,9 @@ class Training:
 
     def __init__(self, served: ServedDirectory, db: StoreThread, serving: Serving, job: Job, after: int) -> None:
         """Train `job`s; `after` is the number of new ratings that start a version, 0: no training."""
-        self._served, self._db, self._serving, self._given, self._after = served, db, serving, job, after
-        self._settings = job.settings.model_dump() | {"keep": [one.domain for one in job.keep]}  # as the store has them
+        self._served, self._db, self._serving, self._job, self._after = served, db, serving, job, after
+        # As the store has them.
+        self._settings = job.settings.model_dump() | {"keep": [kept.domain for kept in job.keep]}
         self._trainer: TrainerProcess | None = None
         self._is_busy = False
         self._resuming: asyncio.TimerHandle | None = None
@@ -123,7 +124,7 @@ class Training:
         (directory / UP).unlink(missing_ok=True)
         with open(os.open(directory / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
             process = await asyncio.to_thread(start_trainer, directory, log)
-        self._trainer = TrainerProcess(process, directory, on_card=self._given.served.is_on_card)
+        self._trainer = TrainerProcess(process, directory, on_card=self._job.served.is_on_card)
         while process.poll() is None and await self._is_training(number):
             self._steer()  # it may have been too early
             await asyncio.sleep(POLL_S)
@@ -137,7 +138,7 @@ class Training:
             await self._failed(version, "the trainer", str(error))
             return
         self._tries = 0
-        if reasons := [str(one) for one in result.verdicts if not one.is_passed]:
+        if reasons := [str(verdict) for verdict in result.verdicts if not verdict.is_passed]:
             await self._reject(version, "; ".join(reasons), result.model_dump())
         else:
             await self._db.run(self._db.store.finish, number, files, result.model_dump())
@@ -151,9 +152,9 @@ class Training:
         scheme, counts = SCHEMES[store.scheme], store.rewards()
         sums = scheme.neutral + sum(reward * num for reward, num in counts.items())
         answers = []
-        for one, rating in store.rated(version.number):
-            assert one.tokens is not None and rating.reward is not None
-            answers.append(RatedTokens(id=one.id, version=one.version, reward=rating.reward, **vars(one.tokens)))
+        for talk, rating in store.rated(version.number):
+            assert talk.tokens is not None and rating.reward is not None
+            answers.append(RatedTokens(id=talk.id, version=talk.version, reward=rating.reward, **vars(talk.tokens)))
         about = {
             "version": version.number,
             "parent": str(self._served.version(version.parent)) if version.parent else "",
@@ -162,7 +163,7 @@ class Training:
             "good": scheme.good,
             "changed": [name.rpartition("/")[0] for name in store.changed(store.remembered(version.parent))],
         }
-        return self._given.model_copy(update=about)
+        return self._job.model_copy(update=about)
 
     async def _is_stale(self, version: Version) -> bool:
         """Return whether ratings of a version have changed since it was begun; such a version is rejected."""
@@ -216,13 +217,13 @@ class Training:
 
     async def status(self) -> dict[str, Any]:
         store = self._db.store
-        found: dict[str, Any] = {"is_paused": self.is_paused, "starts_after": self._after}
-        found["num_new_ratings"] = len(await self._db.run(store.free_ratings))
-        found |= {"error": self.error} if self.error else {}
+        status: dict[str, Any] = {"is_paused": self.is_paused, "starts_after": self._after}
+        status["num_new_ratings"] = len(await self._db.run(store.free_ratings))
+        status |= {"error": self.error} if self.error else {}
         if (version := await self._db.run(store.in_training)) is not None:
-            found["version"] = version.number
-            found["slices"] = (await self._progress(version.number)).model_dump()
-        return found
+            status["version"] = version.number
+            status["slices"] = (await self._progress(version.number)).model_dump()
+        return status
 
     async def _progress(self, number: int) -> Progress:
         """Return how many slices of a version are done; none before the trainer says so in its file."""

@@ -80,7 +80,7 @@ class ServedRequest(ChatRequest):
             raise RequestError(text, "response_format")
         if self.must_call and not self.tools:
             raise RequestError("tool_choice is given without tools", "tool_choice")
-        has_calls = any(one.role == "tool" or getattr(one, "tool_calls", None) for one in self.messages)
+        has_calls = any(message.role == "tool" or getattr(message, "tool_calls", None) for message in self.messages)
         if (self.tools or has_calls) and not shows_tools:
             name = "tools" if self.tools else "messages"
             raise RequestError(f"{name}: the chat template of this model shows no tools to it; leave them out", name)
@@ -110,12 +110,12 @@ def forwarded(asked: ServedRequest, usual: SamplingDefaults, model: str) -> tupl
     why_not += [f"{name}: the engine edits the probabilities" for name, is_edited in edited.items() if is_edited]
     if not usual.can_seed:
         body.pop("seed", None)
-    messages = [one.model_dump(exclude_none=True) for one in asked.messages]
-    for one in messages:  # content as a text, arguments of calls as the text that vLLM reads
-        if isinstance(one.get("content"), list):
-            one["content"] = "".join(part["text"] for part in one["content"])
-        one["role"] = "system" if one["role"] == "developer" else one["role"]
-    limits = [one for one in (asked.max_tokens, asked.max_completion_tokens) if one is not None]
+    messages = [message.model_dump(exclude_none=True) for message in asked.messages]
+    for message in messages:  # content as a text, arguments of calls as the text that vLLM reads
+        if isinstance(message.get("content"), list):
+            message["content"] = "".join(part["text"] for part in message["content"])
+        message["role"] = "system" if message["role"] == "developer" else message["role"]
+    limits = [limit for limit in (asked.max_tokens, asked.max_completion_tokens) if limit is not None]
     is_stream = bool(asked.stream and not asked.may_call)
     body |= {"model": model, "messages": messages, "max_tokens": min(limits, default=usual.max_tokens)}
     body |= {"stop": list(dict.fromkeys((*usual.stop, *asked.stops()))), "stream": is_stream}
@@ -152,31 +152,31 @@ class Collected:
         if len(self._reasons) == (self.asked.n or 1):
             self.finish_reason = self._reasons.get(0, "stop")
         names = {"id": self.conversation_id, "model": MODEL, "system_fingerprint": f"version-{self.version}"}
-        return {**{name: one for name, one in value.items() if name not in OURS}, **names, "choices": choices}
+        return {**{name: entry for name, entry in value.items() if name not in OURS}, **names, "choices": choices}
 
     def _taken(self, choice: Mapping[str, Any]) -> dict[str, Any]:
-        said = choice.get("message") or choice.get("delta") or {}
+        message = choice.get("message") or choice.get("delta") or {}
         listed = choice.get("logprobs")
         if not choice.get("index"):
-            self.text += said.get("content") or ""
-            self.text += json.dumps(said["tool_calls"], ensure_ascii=False) if said.get("tool_calls") else ""
+            self.text += message.get("content") or ""
+            self.text += json.dumps(message["tool_calls"], ensure_ascii=False) if message.get("tool_calls") else ""
             self.ids += choice.get("token_ids") or []
-            self.logps += [one["logprob"] for one in (listed or {}).get("content") or ()]
+            self.logps += [token["logprob"] for token in (listed or {}).get("content") or ()]
         if reason := choice.get("finish_reason"):
             self._reasons[choice.get("index", 0)] = reason
-        kept = {name: one for name, one in choice.items() if name not in OURS_OF_CHOICE}
+        kept = {name: entry for name, entry in choice.items() if name not in OURS_OF_CHOICE}
         kept["logprobs"] = listed if self.asked.logprobs else None
         if "message" in choice and self.asked.may_call and not self.asked.must_call:
             call_id = f"call_{self.conversation_id.removeprefix('chatcmpl-')}_{choice.get('index', 0)}"
-            found = answer_of(said.get("content") or "", self.asked, _CALLS, call_id, reason or "stop", (0, 0))
-            kept |= {"message": {**said, **found.message}, "finish_reason": found.finish_reason}
+            answer = answer_of(message.get("content") or "", self.asked, _CALLS, call_id, reason or "stop", (0, 0))
+            kept |= {"message": {**message, **answer.message}, "finish_reason": answer.finish_reason}
         return kept
 
     def tokens(self, why_not: str) -> tuple[Tokens | None, str]:
         """Return the tokens to train on, or None and why there are none; `why_not` speaks against it already."""
-        found = Tokens(self.prompt_ids, self.ids, self.logps)
-        error = why_not or found.errors()
-        return (None, error) if error else (found, "")
+        tokens = Tokens(self.prompt_ids, self.ids, self.logps)
+        error = why_not or tokens.errors()
+        return (None, error) if error else (tokens, "")
 
 
 def event(value: Any) -> bytes:
@@ -185,7 +185,7 @@ def event(value: Any) -> bytes:
 
 def events_of(reply: Mapping[str, Any], with_usage: bool) -> Iterator[bytes]:
     """Yield a whole reply as the events of a stream, without their end."""
-    head = {**{name: one for name, one in reply.items() if name != "usage"}, "object": "chat.completion.chunk"}
+    head = {**{name: entry for name, entry in reply.items() if name != "usage"}, "object": "chat.completion.chunk"}
     for choice in reply["choices"]:
         message, about = choice["message"], {"index": choice["index"], "finish_reason": None, "logprobs": None}
         calls = [{"index": number, **call} for number, call in enumerate(message.get("tool_calls") or ())]

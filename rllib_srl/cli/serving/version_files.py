@@ -67,10 +67,10 @@ def checksums(directory: Path) -> dict[str, str]:
 
 def verify(directory: Path, files: Mapping[str, str]) -> None:
     """Check the files of a version against the lineage's checksums; FileError: one is missing or was changed."""
-    for name, found in checksums(directory).items():
-        if found != files.get(name):
+    for name, checksum in checksums(directory).items():
+        if checksum != files.get(name):
             expected = str(files.get(name))[:12]
-            raise FileError(f"{directory / name} was changed: sha256 {found[:12]}...; expected {expected}...")
+            raise FileError(f"{directory / name} was changed: sha256 {checksum[:12]}...; expected {expected}...")
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
         used = f"{row['num_ratings']}"
         used += f", {row['num_withdrawn_ratings']} withdrawn" if row["num_withdrawn_ratings"] else ""
         changes = row["metrics"].get("changes", {})
-        gate = ", ".join(f"{name} {one['before']:.3f} -> {one['after']:.3f}" for name, one in changes.items())
+        gate = ", ".join(f"{name} {change['before']:.3f} -> {change['after']:.3f}" for name, change in changes.items())
         which = [str(row["number"]), str(row["parent"])]
         texts = [printable(text) or "-" for text in (gate, row["reason"])]  # a reason is what a client has sent
         shown.append([*which, row["state"], row["changed_at"], used, *texts])

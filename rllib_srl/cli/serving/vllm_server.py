@@ -90,9 +90,9 @@ class VLLMServer:
         command = [sys.executable, "-m", "rllib_srl.cli.serving.end_with_owner", str(os.getpid())]
         command += [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *self.flags(socket, template)]
         with open(os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
-            how: dict[str, Any] = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL}
-            how["env"] = self._environment()
-            self._process = await asyncio.to_thread(start_kept, command, start_new_session=True, **how)
+            options: dict[str, Any] = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL}
+            options["env"] = self._environment()
+            self._process = await asyncio.to_thread(start_kept, command, start_new_session=True, **options)
         self.connect(socket)
         deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
         while not await self._answers():
@@ -132,15 +132,15 @@ class VLLMServer:
 
     async def continuations(self, name: str, expected: Sequence[Continuation]) -> list[ServedContinuation]:
         """Return what the server generates greedily after the prompts of `expected`."""
-        found = []
-        for one in expected:
-            body = {"model": name, "prompt": one.prompt_ids, "max_tokens": len(one.ids), "temperature": 0.0}
+        continuations = []
+        for target in expected:
+            body = {"model": name, "prompt": target.prompt_ids, "max_tokens": len(target.ids), "temperature": 0.0}
             body |= {"logprobs": _TOP, "return_token_ids": True, "return_tokens_as_token_ids": True}
             (choice,) = (await self._post("/v1/completions", {**body, "ignore_eos": True}))["choices"]
             listed = choice["logprobs"]
             top = [{int(key.split(":")[1]): logp for key, logp in at.items()} for at in listed["top_logprobs"]]
-            found.append(ServedContinuation(list(choice["token_ids"]), list(listed["token_logprobs"]), top))
-        return found
+            continuations.append(ServedContinuation(list(choice["token_ids"]), list(listed["token_logprobs"]), top))
+        return continuations
 
     async def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Return the reply to a chat; Refusal: the engine refuses the request; ServerError: it fails."""
@@ -160,9 +160,9 @@ class VLLMServer:
                 if reply.status_code != 200:
                     await reply.aread()
                 _check_answered(reply)
-                rest = b""
+                tail = b""
                 async for piece in reply.aiter_bytes():
-                    *lines, rest = (rest + piece).split(b"\n")
+                    *lines, tail = (tail + piece).split(b"\n")
                     for line in lines:
                         if (value := event_of(line)) is not None:
                             yield value
@@ -204,9 +204,9 @@ class VLLMServer:
     def _environment(self) -> dict[str, str]:
         fixed = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_NO_USAGE_STATS": "1"}
         usual = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
-        found = {**usual, **os.environ, **fixed}
-        found.pop("VLLM_API_KEY", None)  # of another server; this one would ask the gateway for it
-        return found
+        environment = {**usual, **os.environ, **fixed}
+        environment.pop("VLLM_API_KEY", None)  # of another server; this one would ask the gateway for it
+        return environment
 
     def _signal(self, number: int) -> None:
         assert self._process is not None
@@ -218,7 +218,7 @@ class VLLMServer:
 
 def rank_of(rank: int) -> int:
     """Return the smallest rank of those that vLLM takes that holds an adapter."""
-    return next(one for one in (1, 8, 16, 32, 64) if one >= rank)
+    return next(size for size in (1, 8, 16, 32, 64) if size >= rank)
 
 
 def event_of(line: bytes) -> dict[str, Any] | None:

@@ -76,8 +76,8 @@ def _is_right(env: Any, prompt: Prompt, turns: Sequence[str]) -> bool:
     return bool(passed(rewards, attribute(env, "pass_reward", None), RIGHT)[0])
 
 
-def rows_of(found: Baselines) -> Iterator[tuple[str, str]]:
-    named = ", ".join(repr(answer) for answer in found.majority_answers.values())
+def rows_of(reference: Baselines) -> Iterator[tuple[str, str]]:
+    named = ", ".join(repr(answer) for answer in reference.majority_answers.values())
     majority = f"majority answer{f' ({named})' if named and len(named) < 30 else ''}"
-    for name, accuracy in ((majority, found.majority), ("chance", found.chance)):
+    for name, accuracy in ((majority, reference.majority), ("chance", reference.chance)):
         yield name, "-" if accuracy is None else f"{accuracy:.3f}"

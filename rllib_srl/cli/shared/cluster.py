@@ -177,8 +177,8 @@ def run_cleanly(action: Callable[[], int], debug: bool) -> int:
         where = "" if is_expected(error) else f"{type(error).__name__}: "
         hint = "" if is_expected(error) else "\n(--debug shows where it comes from)"
         notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
-        said = printable_lines(f"{message_of(error)}{notes}")  # it may quote what a model or a client wrote
-        print(f"error: {where}{said}{hint}", file=sys.stderr)
+        message = printable_lines(f"{message_of(error)}{notes}")  # it may quote what a model or a client wrote
+        print(f"error: {where}{message}{hint}", file=sys.stderr)
         return supervisor.LOST if supervisor.starts_again(error) else 1
     finally:
         os.umask(usual)

@@ -53,10 +53,10 @@ class Findings:
     def __init__(self) -> None:
         self.num = Counter[str]()
 
-    def add(self, found: Iterable[Line]) -> bool:
+    def add(self, lines: Iterable[Line]) -> bool:
         """Print lines; return whether none of them is a failure."""
         before = self.num[FAILURE]
-        for line in found:
+        for line in lines:
             self.num[line.status] += 1
             print(f"{line.status:<9}{line.topic:<13}{' '.join(line.text.split())}", flush=True)
         return self.num[FAILURE] == before
@@ -103,32 +103,32 @@ def gpus_here() -> tuple[int, float]:
     return torch.cuda.device_count(), (card_bytes_here() or 0.0) / GIB
 
 
-def of_gpus(given: Mapping[str, Any], number: int, gib: float, places_all: bool) -> Iterator[Line]:
+def of_gpus(values: Mapping[str, Any], number: int, gib: float, places_all: bool) -> Iterator[Line]:
     """Report the ways to train a model that fit on GPUs; `places_all` refuses settings that a plan chooses."""
-    model = given.get("model", DEFAULT_MODEL)
+    model = values.get("model", DEFAULT_MODEL)
     shape = ModelShape.of(Path(local_model(model)))
     if shape is None:
         text = f"model {model!r}; expected a config.json with a Llama-like model's sizes"
         yield Line(FAILURE, "GPU memory", text)
         return
-    settings = _placed(given, places_all)
-    how = f"an estimate, {'with' if settings.activation_checkpointing else 'without'} activation checkpointing"
+    settings = _placed(values, places_all)
+    method = f"an estimate, {'with' if settings.activation_checkpointing else 'without'} activation checkpointing"
     size = f"{shape.num_parameters / 1e9:.2f} billion parameters on {number} x {gib:.0f} GiB"
-    yield Line(OK, "GPU memory", f"{model}: {size} ({how}; see docs/gpu.md)")
-    found = variants(shape, settings, number, gib * GIB)
-    for one in found:
-        where = "engine and learner share it" if number == 1 else f"{one.num_gpus} GPUs, one for the engine"
-        verdict = "; ".join(("does not fit", *one.errors)) if one.errors else "fits"
-        text = f"{one.name} ({where}): {verdict}; learner {one.learner}"
-        yield Line(WARNING if one.errors else OK, "GPU memory", text)
-    if all(one.errors for one in found):
+    yield Line(OK, "GPU memory", f"{model}: {size} ({method}; see docs/gpu.md)")
+    candidates = variants(shape, settings, number, gib * GIB)
+    for candidate in candidates:
+        where = "engine and learner share it" if number == 1 else f"{candidate.num_gpus} GPUs, one for the engine"
+        verdict = "; ".join(("does not fit", *candidate.errors)) if candidate.errors else "fits"
+        text = f"{candidate.name} ({where}): {verdict}; learner {candidate.learner}"
+        yield Line(WARNING if candidate.errors else OK, "GPU memory", text)
+    if all(candidate.errors for candidate in candidates):
         yield Line(FAILURE, "GPU memory", "training does not fit; expected larger or more GPUs, or a smaller model")
 
 
-def _placed(given: Mapping[str, Any], places_all: bool) -> Any:
+def _placed(values: Mapping[str, Any], places_all: bool) -> Any:
     """Return the settings to plan with: those given, except for `PLACED`."""
-    config, default = build_config(given), SRLConfig()
-    config.activation_checkpointing = given.get("activation_checkpointing", True)
+    config, default = build_config(values), SRLConfig()
+    config.activation_checkpointing = values.get("activation_checkpointing", True)
     for name in PLACED:
         if places_all and (value := getattr(config, name)) != getattr(default, name):
             raise SettingsError(f"{name} = {value!r} with --gpus; expected none: each plan places its own processes")
@@ -148,7 +148,7 @@ def of_settings(config: SRLConfig) -> Iterator[Line]:
         check(config)
     except (SettingsError, PlacementError) as error:
         lines = str(error).splitlines()
-        yield from (Line(FAILURE, "settings", one.strip()) for one in (lines[1:] or lines))
+        yield from (Line(FAILURE, "settings", line.strip()) for line in (lines[1:] or lines))
         return
     yield Line(OK, "settings", f"valid; engine = {config.engine}, {config.compute_dtype}")
 
@@ -158,8 +158,8 @@ def of_environments(config: SRLConfig) -> Iterator[Line]:
     configs = config.env_configs()
     for env_id, creator in config.env_creators().items():
         look = partial(_graded, env_id, creator, configs[env_id], config.max_turns)
-        (found,) = in_turn(config.env_timeout_s * NUM_PROMPTS, look)
-        lines = [(FAILURE, found.text)] if isinstance(found, CheckError) else found
+        (outcome,) = in_turn(config.env_timeout_s * NUM_PROMPTS, look)
+        lines = [(FAILURE, outcome.text)] if isinstance(outcome, CheckError) else outcome
         yield from (Line(status, "environment", f"{env_id} {text}") for status, text in lines)
 
 
@@ -167,7 +167,7 @@ def _graded(env_id: str, creator: Any, env_config: dict[str, Any], max_turns: in
     """Return status and text of each finding in one environment."""
     env = creator(env_config)
     try:
-        prompts = [Prompt(env_id, str(one)) for one in islice(prompts_of(env, "train", 0), NUM_PROMPTS)]
+        prompts = [Prompt(env_id, str(name)) for name in islice(prompts_of(env, "train", 0), NUM_PROMPTS)]
         if not prompts:
             return [(FAILURE, "has no training prompts: prompt_ids('train', 0) is empty")]
         if attribute(env, "is_unpaid", False):
@@ -191,7 +191,7 @@ def _right(env: Any, prompts: Sequence[Prompt], mark: float) -> tuple[str, str]:
             return WARNING, f"has no gold_turns for prompt {prompt.prompt_id[:40]!r}: its right answer is not graded"
         reward = played(env, prompt, turns)
         if not reward >= mark:
-            said = one_line(" / ".join(turns), 60)
-            which = f"the right answer {said!r} of prompt {prompt.prompt_id[:40]!r}"
+            answer = one_line(" / ".join(turns), 60)
+            which = f"the right answer {answer!r} of prompt {prompt.prompt_id[:40]!r}"
             return FAILURE, f"pays {reward:g} for {which}; expected 1"
     return OK, f"grades right answers to {len(prompts)} prompts as right"

@@ -119,16 +119,16 @@ def showing_progress(last: int, stream: TextIO | None = None) -> Iterator[Progre
     progress = Progress(last, stream)
     logger, shown = logging.getLogger("rllib_srl"), [logging.getLogger(name) for name in (STARTING, STAGES)]
     before = logger.handlers, logger.propagate
-    levels = [one.level for one in shown]
+    levels = [source.level for source in shown]
     logger.handlers, logger.propagate = [NoteHandler(progress)], False
-    for one in shown:
-        one.setLevel(logging.INFO)
+    for source in shown:
+        source.setLevel(logging.INFO)
     try:
         yield progress
     finally:
         logger.handlers, logger.propagate = before
-        for one, level in zip(shown, levels, strict=True):
-            one.setLevel(level)
+        for source, level in zip(shown, levels, strict=True):
+            source.setLevel(level)
         progress.end()
 
 
@@ -167,9 +167,9 @@ def rounded(value: float | None) -> str:
     return "-" if value is None or math.isnan(value) else f"{value:.2f}"
 
 
-def with_interval(found: Mapping[str, float]) -> str:
+def with_interval(evaluation: Mapping[str, float]) -> str:
     """Return the accuracy of an evaluation and its 95 % interval as "0.530  [0.470, 0.590]"."""
-    return f"{found['accuracy']:.3f}  [{found['accuracy_low']:.3f}, {found['accuracy_high']:.3f}]"
+    return f"{evaluation['accuracy']:.3f}  [{evaluation['accuracy_low']:.3f}, {evaluation['accuracy_high']:.3f}]"
 
 
 def counted(number: float, unit: str) -> str:

@@ -85,12 +85,12 @@ def add_settings(parser: argparse.ArgumentParser, without: Sequence[str] = ()) -
     parser.add_argument("--help-all", action=HelpAll, nargs=0, default=argparse.SUPPRESS, help=text)
     used_most = parser.add_argument_group("settings used most (--help-all shows all)")
     for part in ALL_PARTS:
-        rest = parser.add_argument_group(f"settings: {part.title}")
+        group = parser.add_argument_group(f"settings: {part.title}")
         for name, row in part.rows.items():
             if name in without or name in NOT_A_FLAG:
                 continue
             default = "" if part is WORDS else f" (default: {shown(row.default)})"
-            action: Any = (used_most if name in USED_MOST else rest).add_argument(
+            action: Any = (used_most if name in USED_MOST else group).add_argument(
                 f"--{name}",
                 default=argparse.SUPPRESS,
                 nargs="+" if row.is_mapping else None,
@@ -120,9 +120,9 @@ def help_of(doc: str | None) -> dict[str, Any]:
 
     Flags cannot be abbreviated.
     """
-    summary, _, rest = (doc or "").partition("\n\n")
-    how = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
-    return {"description": summary, "epilog": rest, **how}
+    summary, _, epilog = (doc or "").partition("\n\n")
+    options = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+    return {"description": summary, "epilog": epilog, **options}
 
 
 class Parser(argparse.ArgumentParser):

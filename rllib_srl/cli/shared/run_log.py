@@ -88,10 +88,10 @@ def json_lines(path: Path, form: Callable[[Any], T]) -> Iterator[T | None]:
             if not line.endswith(b"\n"):
                 return
             try:
-                found = form(json.loads(line))
+                value = form(json.loads(line))
             except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
-                found = None
-            yield found
+                value = None
+            yield value
 
 
 def keep_until(path: Path, last: int) -> int:
@@ -163,14 +163,14 @@ class RunFacts:
 
     def by_name(self, first: str, last: str = "") -> dict[str, str]:
         """Return name -> metric of the metrics `first` + name + `last`, by name."""
-        found = [metric for metric in self.columns if metric.startswith(first) and metric.endswith(last)]
-        return {metric.removeprefix(first).removesuffix(last): metric for metric in sorted(found)}
+        metrics = [metric for metric in self.columns if metric.startswith(first) and metric.endswith(last)]
+        return {metric.removeprefix(first).removesuffix(last): metric for metric in sorted(metrics)}
 
     @property
     def endings(self) -> dict[str, float]:
         """Return the number of episodes by the reason of their end, those that occurred."""
-        found = {reason.value: self.total(f"env_runners/stop_reason/{reason.value}") for reason in StopReason}
-        return {name: num for name, num in found.items() if num}
+        counts = {reason.value: self.total(f"env_runners/stop_reason/{reason.value}") for reason in StopReason}
+        return {name: num for name, num in counts.items() if num}
 
     def warnings(self) -> Iterator[str]:
         if self.num_damaged:

@@ -81,13 +81,13 @@ class RunPlan:
             raise RunError(f"iterations = {last}; expected more than {of}")
 
 
-def plan_run(out: Path | None, resume: Path | None, given: Mapping[str, Any], trust: bool = False) -> RunPlan:
+def plan_run(out: Path | None, resume: Path | None, settings: Mapping[str, Any], trust: bool = False) -> RunPlan:
     """Choose the directory, the checkpoint and the settings of a run, without writing anything.
 
     Args:
         out: the directory given; None: a new one under results/, or that of the resumed run.
         resume: a checkpoint or a run's directory; None starts a new run.
-        given: the settings given; in a resumed run they override the earlier ones, except `FIXED`.
+        settings: the settings given; in a resumed run they override the earlier ones, except `FIXED`.
         trust: accept a checkpoint sealed with any key.
 
     Raises:
@@ -95,17 +95,17 @@ def plan_run(out: Path | None, resume: Path | None, given: Mapping[str, Any], tr
         CheckpointError: the checkpoint is damaged, or sealed with another key.
     """
     if resume is None:
-        data = (given.get("env_config") or {}).get("path") if given.get("env") == OWN_DATA else None
-        directory = out or new_directory(Path(data).stem if data else str(given.get("env") or "envs"))
+        data = (settings.get("env_config") or {}).get("path") if settings.get("env") == OWN_DATA else None
+        directory = out or new_directory(Path(data).stem if data else str(settings.get("env") or "envs"))
         refuse_used(directory)
-        return RunPlan(directory.absolute(), None, dict(given))
+        return RunPlan(directory.absolute(), None, dict(settings))
     checkpoint = find_checkpoint(resume)
-    about = verify_sealed(checkpoint) if trust else verify_own(checkpoint, given.get("seal_key_file"))
-    earlier = settings_of(checkpoint, trust, given.get("seal_key_file"))
-    both = [name for name in FIXED if name in given and earlier]  # whose files may have moved
-    changed = [name for name in both if with_file_names(given[name]) != with_file_names(earlier[name])]
+    about = verify_sealed(checkpoint) if trust else verify_own(checkpoint, settings.get("seal_key_file"))
+    earlier = settings_of(checkpoint, trust, settings.get("seal_key_file"))
+    both = [name for name in FIXED if name in settings and earlier]  # whose files may have moved
+    changed = [name for name in both if with_file_names(settings[name]) != with_file_names(earlier[name])]
     if changed:
-        lines = [f"  {name} = {given[name]!r}; expected {earlier[name]!r}" for name in changed]
+        lines = [f"  {name} = {settings[name]!r}; expected {earlier[name]!r}" for name in changed]
         raise RunError("a resumed run keeps these settings; to change them, start a new run:\n" + "\n".join(lines))
     directory = (out or checkpoint.parent).absolute()
     if directory != checkpoint.parent:
@@ -115,7 +115,7 @@ def plan_run(out: Path | None, resume: Path | None, given: Mapping[str, Any], tr
             f"{checkpoint} is not the newest checkpoint of its run; resuming from it would overwrite {newest.name}: "
             "set a new directory by --out"
         )
-    values = {**earlier, **given}
+    values = {**earlier, **settings}
     if about.get("has_memory") and values.get("replay_capacity") == 0:
         raise RunError(
             "replay_capacity = 0, but the checkpoint has a memory, which a resumed run keeps; leave out "
@@ -134,11 +134,11 @@ def resume_or_restart(out: Path) -> Path | None:
     if checkpoints_in(out):
         return out
     patterns = (SETTINGS_FILE, TRANSCRIPTS, METRICS, MEMORY, PREFIX + "*", "events.out.tfevents.*")
-    if found := sorted(path for pattern in patterns for path in out.glob(pattern)):
+    if paths := sorted(path for pattern in patterns for path in out.glob(pattern)):
         aside = out / SET_ASIDE
         place = aside / str(1 + sum(1 for _ in aside.glob("*")))
         place.mkdir(parents=True)
-        for path in found:
+        for path in paths:
             path.rename(place / path.name)
     return None
 
@@ -179,7 +179,7 @@ def find_checkpoint(path: Path) -> Path:
 def missing(path: Path) -> str:
     """Return "does not exist", and the nearest name in the same directory if there is one."""
     parent = path.absolute().parent
-    near = nearest(path.name, [one.name for one in parent.iterdir()]) if parent.is_dir() else ""
+    near = nearest(path.name, [entry.name for entry in parent.iterdir()]) if parent.is_dir() else ""
     return "does not exist" + (f"; did you mean {path.with_name(near)}?" if near else "")
 
 

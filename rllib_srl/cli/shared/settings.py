@@ -90,7 +90,7 @@ def shown(default: Any) -> str:
 def listed(value: Any) -> Any:
     """Return a setting's value in the types of YAML and JSON: a tuple as a list."""
     if isinstance(value, Mapping):
-        return {name: listed(one) for name, one in value.items()}
+        return {name: listed(part) for name, part in value.items()}
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -109,10 +109,10 @@ def without_secrets(value: Any, name: str = "") -> Any:
     from rllib_srl.replay.admission import redact
 
     if isinstance(value, Mapping):
-        return {one: without_secrets(of, str(one)) for one, of in value.items()}
+        return {key: without_secrets(of, str(key)) for key, of in value.items()}
     if isinstance(value, list | tuple):
-        found = [without_secrets(of, name) for of in value]
-        return tuple(found) if isinstance(value, tuple) else found
+        parts = [without_secrets(of, name) for of in value]
+        return tuple(parts) if isinstance(value, tuple) else parts
     if not isinstance(value, str):
         return value
     return "[secret]" if _SECRET_NAME.search(name) else redact(_USER_IN_ADDRESS.sub("[password]", value))
@@ -128,7 +128,7 @@ def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     values = _content_of(path) if path else {}
     unknown = _unknown_names(values)
     known = flag_settings()
-    read, wrong = _read({name: value for name, value in {**values, **_given(arguments)}.items() if name in known})
+    read, wrong = _read({name: value for name, value in {**values, **_flags_given(arguments)}.items() if name in known})
     out_of_range = errors_of(read, ALL_PARTS)[0]
     wrong += out_of_range.values()
     read = {name: value for name, value in read.items() if name not in out_of_range}
@@ -151,10 +151,10 @@ def invalid(lines: Sequence[str]) -> str:
 def expanded(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings with those that the shorthands stand for in their place; ValueError: they contradict others."""
     values = with_whole_rules(without_names(values))
-    rest = {name: value for name, value in values.items() if name not in SHORTHANDS}
+    others = {name: value for name, value in values.items() if name not in SHORTHANDS}
     data, reward = values.get("data"), values.get("reward")
     if data is None and reward is None:
-        return rest
+        return others
     from rllib_srl.algorithm.config import SRLConfig
 
     if values.get("env") not in (None, OWN_DATA) or values.get("envs") or values.get("stream"):
@@ -166,20 +166,20 @@ def expanded(values: Mapping[str, Any]) -> dict[str, Any]:
         config.data(data)
     if reward is not None:
         config.reward(reward)
-    given = values.get("env_config") or {}
-    if data is None and "path" not in given:
+    env_config = values.get("env_config") or {}
+    if data is None and "path" not in env_config:
         raise ValueError(f"reward = {reward!r}; expected data with it: the questions whose answers it rewards")
-    return {**rest, "env": OWN_DATA, "env_config": {**config.env_config, **given}}
+    return {**others, "env": OWN_DATA, "env_config": {**config.env_config, **env_config}}
 
 
-def _given(arguments: argparse.Namespace) -> dict[str, Any]:
+def _flags_given(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(arguments, name) for name in flag_settings() if hasattr(arguments, name)}
 
 
 def words_of(arguments: argparse.Namespace) -> list[str]:
     """Return the settings that were given, and `--config`, as words for another command."""
-    given = {"config": getattr(arguments, "config", None), **_given(arguments)}
-    listed = {name: value if isinstance(value, list) else [str(value)] for name, value in given.items() if value}
+    settings = {"config": getattr(arguments, "config", None), **_flags_given(arguments)}
+    listed = {name: value if isinstance(value, list) else [str(value)] for name, value in settings.items() if value}
     return [word for name, values in listed.items() for word in (f"--{name}", *values)]
 
 
@@ -315,8 +315,8 @@ def build_config(values: Mapping[str, Any]) -> SRLConfig:
     from rllib_srl.algorithm.config import SRLConfig
 
     try:
-        given = {name: value for name, value in expanded(values).items() if name not in RUN.rows}
-        return SRLConfig().update_from_dict(given)
+        settings = {name: value for name, value in expanded(values).items() if name not in RUN.rows}
+        return SRLConfig().update_from_dict(settings)
     except ValueError as error:
         raise SettingsError(str(error)) from None
 

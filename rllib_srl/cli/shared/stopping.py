@@ -69,11 +69,11 @@ def leave(status: int, clean_up: Callable[[], object] = bool) -> None:
 
 
 def kill_descendants() -> int:
-    found = psutil.Process().children(recursive=True)
-    for process in found:
+    descendants = psutil.Process().children(recursive=True)
+    for process in descendants:
         with suppress(psutil.Error):
             process.kill()
-    return len(found)
+    return len(descendants)
 
 
 @dataclass

@@ -69,8 +69,8 @@ def error_of(arguments: argparse.Namespace) -> str:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run what is not finished of a stream and print the results; return 1 if a trial is not finished."""
-    given = {} if arguments.resume else given_settings(arguments)
-    max_failures = tune.max_failures_in(given)
+    settings = {} if arguments.resume else given_settings(arguments)
+    max_failures = tune.max_failures_in(settings)
     if arguments.resume:
         study = read_study(directory := arguments.resume.absolute())
         plan = tune.Plan(study, tuple(arm.name for arm in study.arms), study.seeds, directory)
@@ -82,8 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
         stages = stages_of(arguments.tasks, tokens)
         seeds = arguments.seeds or SEEDS[: 1 if arguments.short else None]
         if arguments.short:
-            stages, given = stages[: tune.SHORT_STAGES], {**tune.SHORT, **given}
-        plan = tune.planned(study_of(directory.name, stages, seeds, given), {}, directory)
+            stages, settings = stages[: tune.SHORT_STAGES], {**tune.SHORT, **settings}
+        plan = tune.planned(study_of(directory.name, stages, seeds, settings), {}, directory)
     how_to_resume = f"resume with: {command('stream', '--resume', directory)}"
     is_resumed = bool(arguments.resume)
     return tune.run_study(plan, max_failures, how_to_resume, is_resumed=is_resumed, verbose=arguments.verbose)
@@ -139,17 +139,19 @@ def _stage_of(text: str) -> dict[str, Any]:
     return env_named(text)
 
 
-def study_of(name: str, stages: Sequence[Mapping[str, Any]], seeds: Sequence[int], given: Mapping[str, Any]) -> Study:
+def study_of(
+    name: str, stages: Sequence[Mapping[str, Any]], seeds: Sequence[int], settings: Mapping[str, Any]
+) -> Study:
     """Return a study of GRPO with a memory against plain GRPO; RunError, ValueError: a task lacks prompts."""
-    own = {setting: value for setting, value in given.items() if setting.startswith(OF_MEMORY)}
-    shared = {setting: value for setting, value in given.items() if setting not in own}
+    of_memory = {setting: value for setting, value in settings.items() if setting.startswith(OF_MEMORY)}
+    shared = {setting: value for setting, value in settings.items() if setting not in of_memory}
     without = {setting: value for setting, value in NO_REPLAY.items() if setting not in shared}
     study = Study(
         name=re.sub(r"[^A-Za-z0-9_.+-]", "-", name),
         question="Does the memory raise the accuracy on these tasks, before and after they are learned?",
         answered_by="Final and online accuracy are higher with memory, paired by seed.",
         arms=(
-            Arm(MEMORY, "with memory", "Old prompts come back.", {**REVISITS, **own}),
+            Arm(MEMORY, "with memory", "Old prompts come back.", {**REVISITS, **of_memory}),
             Arm(NO_MEMORY, "without memory", "Nothing is stored: plain GRPO.", without),
         ),
         domains=domains_of(stages),

@@ -82,19 +82,19 @@ def load(name: str) -> Study:
     if name not in known:
         guess = f"did you mean {near}?" if (near := nearest(name, known)) else f"expected one of {', '.join(known)}"
         raise RunError(f"study {name!r} is unknown; {guess}")
-    found: Study = module_of(name).study()
-    return found
+    study: Study = module_of(name).study()
+    return study
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.study is None:
         print(f"studies ({command('tune')} STUDY):\n" + table(list(studies().items())))
         return 0
-    study, given = load(arguments.study), given_settings(arguments)
-    max_failures = max_failures_in(given)
+    study, settings = load(arguments.study), given_settings(arguments)
+    max_failures = max_failures_in(settings)
     study = shortened(study) if arguments.short else study
     storage = arguments.storage.absolute()
-    plan = planned(study, given, storage / study.name, arguments.arms, arguments.seeds)
+    plan = planned(study, settings, storage / study.name, arguments.arms, arguments.seeds)
     words = command("tune", arguments.study, "--storage", storage, "--resume")
     how_to_resume = f"resume with: {words}, and the flags of the first start"
     is_resumed = arguments.resume
@@ -117,7 +117,7 @@ class Plan:
 
 def planned(
     study: Study,
-    given: Mapping[str, Any],
+    settings: Mapping[str, Any],
     directory: Path,
     arms: Sequence[str] | None = None,
     seeds: Sequence[int] | None = None,
@@ -126,7 +126,7 @@ def planned(
 
     The settings `given` override those of all arms; without `arms` or `seeds` all are run.
     """
-    study = with_settings(study, given)
+    study = with_settings(study, settings)
     errors = study.errors()
     errors += _unknown("arm", arms or (), [arm.name for arm in study.arms])
     errors += _unknown("seed", seeds or (), study.seeds)
@@ -136,18 +136,18 @@ def planned(
     return Plan(study, chosen, tuple(seed for seed in study.seeds if not seeds or seed in seeds), directory)
 
 
-def with_settings(study: Study, given: Mapping[str, Any]) -> Study:
+def with_settings(study: Study, settings: Mapping[str, Any]) -> Study:
     """Return a study whose arms all have the given settings; RunError: it fixes one, or its arms differ in it."""
     errors = []
-    for name in given:
-        own = [arm.name for arm in study.arms if name in arm.settings]
+    for name in settings:
+        arms = [arm.name for arm in study.arms if name in arm.settings]
         if name in FIXED:
             errors.append(f"  {name}: fixed by the study" + ("; expected --seeds" if name == "seed" else ""))
-        elif own:
-            errors.append(f"  {name}: set by the arms ({', '.join(own)}); expected other settings")
+        elif arms:
+            errors.append(f"  {name}: set by the arms ({', '.join(arms)}); expected other settings")
     if errors:
         raise RunError(f"study {study.name!r} does not accept these settings:\n" + "\n".join(errors))
-    values = {name: listed(value) for name, value in given.items()}
+    values = {name: listed(value) for name, value in settings.items()}
     if "model" in values and Path(values["model"]).is_dir():  # each trial runs in its own directory
         values["model"] = str(Path(values["model"]).absolute())
     return replace(study, settings={**study.settings, **values})
@@ -236,8 +236,8 @@ def fit(configs: Sequence[dict[str, Any]], plan: Plan, max_failures: int, verbos
     """Run one trial per config; one that fails is started again and goes on from its checkpoint."""
 
     def named(trial: Any) -> str:
-        told = trial.config[CONFIG]["_study"]
-        return f"{told['arm']}--{told['seed']}"
+        label = trial.config[CONFIG]["_study"]
+        return f"{label['arm']}--{label['seed']}"
 
     os.environ.setdefault(NO_LOGGERS, "1")
     tuner = tune.Tuner(
@@ -291,9 +291,9 @@ def show(directory: Path) -> None:
     print(f"report: {command('report', directory)}")
 
 
-def max_failures_in(given: dict[str, Any]) -> int:
-    num = run_settings(given).max_failures
-    given.pop("max_failures", None)
+def max_failures_in(settings: dict[str, Any]) -> int:
+    num = run_settings(settings).max_failures
+    settings.pop("max_failures", None)
     return num
 
 
