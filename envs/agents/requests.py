@@ -309,13 +309,13 @@ def _check_depth(value: Any) -> None:
 def _refuse(error: ValidationError) -> NoReturn:
     """Raise the first errors as a `RequestError`."""
     errors = error.errors(include_url=False, include_context=False)
-    lines = [f"{_place(reason['loc'])}: {_said(reason)}" for reason in errors[:3]]
+    lines = [f"{_place(detail['loc'])}: {_message_of(detail)}" for detail in errors[:3]]
     raise RequestError("; ".join(lines)[:600], _place(errors[0]["loc"])) from None
 
 
-def _said(reason: Mapping[str, Any]) -> str:
-    is_unknown = reason["type"] == "extra_forbidden"
-    return "this endpoint does not know the field; leave it out" if is_unknown else str(reason["msg"])
+def _message_of(detail: Mapping[str, Any]) -> str:
+    is_unknown = detail["type"] == "extra_forbidden"
+    return "this endpoint does not know the field; leave it out" if is_unknown else str(detail["msg"])
 
 
 def _place(loc: tuple[int | str, ...]) -> str:
