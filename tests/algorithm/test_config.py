@@ -26,7 +26,7 @@ def test_the_defaults_are_without_error(config):
     assert config.compute_dtype in ("float32", "bfloat16") and config.engine in ("vllm", "transformers")
 
 
-FAULTS = [
+ERRORS = [
     ("max_turns", 0, "max_turns = 0; expected an integer of at least 1"),
     ("group_size", True, "group_size = True; expected an integer of at least 2"),
     ("temperature", 0.001, "temperature = 0.001; expected a number in [0.01, 100]"),
@@ -65,7 +65,7 @@ def test_settings_of_a_plain_kind_are_checked_and_all_errors_come_at_once(config
         assert f"expected {expected}" in line and "\n" not in line
 
 
-@pytest.mark.parametrize(("name", "value", "expected"), FAULTS)
+@pytest.mark.parametrize(("name", "value", "expected"), ERRORS)
 def test_an_error_yields_one_line_with_value_and_mend(config, name, value, expected):
     setattr(config, name, value)
     lines = config_errors(config)

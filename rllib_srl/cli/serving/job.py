@@ -44,9 +44,9 @@ class JsonFile(BaseModel):
         except OSError as error:
             raise FileError(f"{path} cannot be read: {error.strerror}") from error
         except ValidationError as error:
-            reason = error.errors(include_url=False, include_context=False)[0]
-            where = ".".join(map(str, reason["loc"]))
-            raise FileError(f"{path} is damaged: {where or 'its text'}: {reason['msg']}") from None
+            detail = error.errors(include_url=False, include_context=False)[0]
+            where = ".".join(map(str, detail["loc"]))
+            raise FileError(f"{path} is damaged: {where or 'its text'}: {detail['msg']}") from None
 
 
 def bounded(default: float, least: float, most: float, meaning: str) -> Any:

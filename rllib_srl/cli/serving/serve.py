@@ -102,7 +102,7 @@ def checked(arguments: argparse.Namespace) -> tuple[Flags, list[KeptDomain]]:
     if flags.train_after and not arguments.keep:
         errors.append("--keep is empty; expected an environment that must not be lost, or --train-after 0")
     if errors:
-        raise ValueError("the server cannot start:\n" + "\n".join(f"  {reason}" for reason in errors))
+        raise ValueError("the server cannot start:\n" + "\n".join(f"  {error}" for error in errors))
     return flags, keep
 
 

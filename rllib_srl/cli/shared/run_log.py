@@ -39,13 +39,13 @@ LIVE_TOKENS = "env_runners/live_token_share"
 LEARNER = "learners/default_policy"
 MANY_UNTRAINED, MANY_UNPARSED, MANY_CUT = 0.8, 0.1, 0.1  # shares above which there is a warning
 # Counts that are 0 in a run without errors: of each iteration, and since the start of the run.
-FAULTS = {
+ERRORS = {
     "env_runners/num_episodes_lost": "episodes ended by failures of environment or engine, or late",
     "env_runners/num_groups_dropped": "groups with too few valid episodes",
     f"{LEARNER}/num_nonfinite_gradients": "optimiser steps skipped for a gradient that is not finite",
     f"{LEARNER}/num_nonfinite_logps": "tokens with a log-prob that is not finite",
 }
-LIFETIME_FAULTS = {
+LIFETIME_ERRORS = {
     "num_runner_restarts": "restarts of env runners that died or timed out",
     "num_empty_batches": "iterations with nothing to train on",
     "replay/num_restarts": "restarts of actors of the memory",
@@ -175,8 +175,8 @@ class RunFacts:
     def warnings(self) -> Iterator[str]:
         if self.num_damaged:
             yield f"{METRICS} has {self.num_damaged:,} damaged lines, which are left out"
-        counts = {meaning: self.last(metric) for metric, meaning in LIFETIME_FAULTS.items()}
-        counts |= {meaning: self.total(metric) for metric, meaning in FAULTS.items()}
+        counts = {meaning: self.last(metric) for metric, meaning in LIFETIME_ERRORS.items()}
+        counts |= {meaning: self.total(metric) for metric, meaning in ERRORS.items()}
         yield from (f"{meaning}: {count:,.0f}" for meaning, count in counts.items() if count > 0)
         if len(rewards := self.known(REWARD)) and not (rewards > 0).any():
             yield "every reward is 0: nothing is learned (docs/grading.md)"

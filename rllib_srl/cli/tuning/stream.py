@@ -121,7 +121,7 @@ def stages_of(tasks: Sequence[str], tokens: int) -> list[dict[str, Any]]:
     if len(stages) < 2:
         raise RunError(f"tasks: {len(stages)}; expected at least 2, one after another")
     if errors := stream_errors(stages):
-        raise RunError("invalid tasks:\n" + "\n".join(f"  {reason}" for reason in errors))
+        raise RunError("invalid tasks:\n" + "\n".join(f"  {error}" for error in errors))
     names = [domain.name for domain in domains_of(stages)]
     if len(names) < len(stages):
         expected = "expected one each (ENV#NAME={...} names another)"
