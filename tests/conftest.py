@@ -26,7 +26,7 @@ from tests.watchdog import (  # noqa: F401
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# A busy machine is not an error of what is tested.
+# What is tested is not at fault if the machine is busy.
 hypothesis.settings.register_profile("shared", max_examples=50, deadline=None)
 hypothesis.settings.load_profile("shared")
 

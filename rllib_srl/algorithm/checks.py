@@ -1,6 +1,6 @@
 """Checks that the environments, the model and the packages named by the settings exist and work, before a run starts.
 
-    config_errors(config)      checks the values                               on every call
+    config_errors(config)  checks the values                               on every call
     early_errors(config)   checks environments, model and packages         success is cached per process and settings
 
 Each environment is created, its prompts are listed, and it is reset once and closed; each call has the timeout

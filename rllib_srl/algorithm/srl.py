@@ -431,7 +431,7 @@ class SRL(SavedAlgorithm):
         return [settings.kl_coeff * kl_of[id(group.ref)] for group in groups]
 
     def _learn(self, shards: Sequence[TrainingShard]) -> bool:
-        """Update the learners; return whether they were. Counted and skipped if all groups have zero variance."""
+        """Update the learners and return True; with nothing to train on, count the batch and return False."""
         is_empty = not any(shard.group_refs for shard in shards)
         self.report.count("num_empty_batches", int(is_empty))
         if is_empty:

@@ -3,7 +3,7 @@
     memory.draw_prompts(P, now)   revisits for P slots      memory.add(groups, now)     visits by group id
     memory.draw_groups(P, now)    groups to reuse           memory.snapshot / restore   a copy of the database
 
-Tokens never pass through the driver. Ray restarts a buffer that died, from its database; a silent one is killed first.
+Tokens never pass through the driver. Ray restarts a buffer that died, from its database; a hung one is killed first.
 The call is then repeated under the same name: the buffer returns the committed answer if there is one, else it does the
 work.
 """
@@ -127,7 +127,7 @@ class BufferProcess:
         return first, second
 
     def call_long(self, call: Call[Result]) -> Result:
-        """Run a call that may take 10 times as long; an already silent buffer is still detected in the usual time."""
+        """Run a call that may take 10 times as long; an already hung buffer is still detected in the usual time."""
         self.call(Call.of(RLlibReplayBuffer.__len__))
         return self.call(call, LONG * self._timeout_s)
 

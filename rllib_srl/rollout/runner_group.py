@@ -4,7 +4,7 @@
     runners.start_slice(id, version, ...)                     ->  PendingSlice, read by `slice_of`
     runners.start_loading(ids, ref, ...)                      ->  what `loaded` waits for
     runners.load_noise(ids, timeout_s)                        ->  {id: the result}, or RunnerFailure
-    runners.revive(id, failure, timeout_s)                    ->  killed if silent, restarted by Ray, started again
+    runners.revive(id, failure, timeout_s)                    ->  killed if hung, restarted by Ray, started again
 
 RLlib starts the runners as `StartedRunners`: while the learners start, and outside Tune spread over the nodes.
 """

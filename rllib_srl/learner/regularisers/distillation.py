@@ -5,7 +5,7 @@
     top_k = 0  reverse, from the sampled token alone: log policy - log teacher, squared (`losses/kl.py`, k3_k2)
 
 The sums are over the teacher's `top_k` likeliest tokens, and all others as one class (`losses/retention.py`, `top_kl`).
-All played groups are trained on, also those without a signal; with `advantage="none"` rewards do not count.
+All played groups are trained on, also those of zero variance; with `advantage="none"` rewards do not count.
 
 Sources: Agarwal et al. 2023 (GKD), arXiv 2306.13649; Gu et al. 2023 (MiniLLM), arXiv 2306.08543.
 """
