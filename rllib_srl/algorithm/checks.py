@@ -23,19 +23,20 @@ from typing import Any
 
 from torch import version
 
-from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
 from rllib_srl.algorithm.resources import num_gpus_here
 from rllib_srl.algorithm.settings import warn_once
 from rllib_srl.common.environments import lacks
+from rllib_srl.common.loading import OWN_DATA
 from rllib_srl.common.setting_model import is_integer
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import ModelError, ModelSizes, cache_root, described_model, sizes_of
 from rllib_srl.learner.regularisers.regularisers import made, parameter_errors, size_errors
 from rllib_srl.replay.diversity.neighbours import NUMPY_UP_TO
-from rllib_srl.rollout import EnvCalls, make_transcript
+from rllib_srl.rollout.env_calls import EnvCalls
 from rllib_srl.rollout.player import first_ids
 from rllib_srl.rollout.replies import Reply, reset
+from rllib_srl.rollout.transcript import make_transcript
 from rllib_srl.types import Prompt
 
 MOST_ROWS = 20_000  # maximum rows of an environment's data whose lengths are checked

@@ -29,7 +29,6 @@ from rllib_srl.algorithm.checks import early_errors
 from rllib_srl.algorithm.gpu_memory import fit_awake
 from rllib_srl.algorithm.model_shape import ModelShape
 from rllib_srl.algorithm.named import settings_of_name, without_names
-from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
 from rllib_srl.algorithm.own_data import agent_settings, data_settings, reward_settings
 from rllib_srl.algorithm.resources import (
     PlacementError,
@@ -46,7 +45,7 @@ from rllib_srl.algorithm.validation import config_errors, warnings_of
 from rllib_srl.common.callbacks import callbacks_of
 from rllib_srl.common.environments import Creator, resolve
 from rllib_srl.common.foreign_names import in_place_of
-from rllib_srl.common.loading import AGENT, LOSS_RULES, MEMORY_RULES, with_whole_paths
+from rllib_srl.common.loading import AGENT, LOSS_RULES, MEMORY_RULES, OWN_DATA, with_whole_paths
 from rllib_srl.common.placement import learner_resources, packed_places
 from rllib_srl.common.setting_model import is_number
 from rllib_srl.curriculum.streams import Stream, make_stream

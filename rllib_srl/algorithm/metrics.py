@@ -37,6 +37,7 @@ from rllib_srl.rollout.batches import RunnerBatch
 from rllib_srl.rollout.episodes import MAX_SHOWN_ANSWERS
 from rllib_srl.storage.disk import append
 from rllib_srl.storage.event_file import EventFile
+from rllib_srl.storage.paths import TRANSCRIPTS
 from rllib_srl.types import GroupMeta, StopReason
 
 logger = logging.getLogger(__name__)
@@ -48,7 +49,6 @@ ROLLOUT_RESULTS = "rollout"
 # may be chance; a wrong answer format or a broken grader should be visible before hours are spent.
 NUM_UNREWARDED_BATCHES = 2
 NUM_SHOWN_LOSSES = 4  # per iteration
-TRANSCRIPTS = "transcripts.jsonl"
 ORIGINS = ("fresh", "revisit", "reuse")  # of groups
 
 

@@ -27,7 +27,6 @@ from rllib_srl.common.loading import AGENT, COMMAND, REWARD, import_path_of
 from rllib_srl.engine.models import cache_root
 from rllib_srl.storage.disk import writing
 
-ENVIRONMENT = "question_file"
 _FILE = re.compile(r"\.(jsonl|ndjson|json|csv|tsv|parquet|arrow)(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _RENAMED = {"timeout_s": "reward_timeout_s", "retries": "reward_retries", "concurrency": "reward_concurrency"}

@@ -24,10 +24,8 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from rllib_srl import SRLConfig
-from rllib_srl.algorithm.checkpointing import policy_of
 from rllib_srl.cli.serving.served_directory import Address, DirectoryError, ServedDirectory, address_in, ask
 from rllib_srl.cli.shared.cluster import hushed_stderr
 from rllib_srl.cli.shared.display import printable_lines, showing_progress
@@ -41,13 +39,15 @@ from rllib_srl.cli.shared.settings import (
     given_settings,
     model_config_of,
 )
-from rllib_srl.engine import Engine, Sampling, make_engine
+from rllib_srl.engine import make_engine
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model, sizes_of
-from rllib_srl.engine.sync import pack_stream
 from rllib_srl.envs.text import asked
-from rllib_srl.learner.model_setup import policy_weights, weights_layout
 from rllib_srl.rollout.transcript import Transcript, make_transcript
+
+if TYPE_CHECKING:
+    from rllib_srl.algorithm.config import SRLConfig
+    from rllib_srl.engine.protocol import Engine, Sampling
 
 OF_RUN = ("engine", "compute_dtype", "max_episode_tokens")  # settings of a run that its engine gets here, too
 OF_ENGINE = (*OF_RUN, "num_gpus_per_env_runner", "seed")
@@ -197,6 +197,10 @@ def engine_config(settings: Mapping[str, Any], flags: Mapping[str, Any], directo
 
 def loaded(source: Source, config: SRLConfig, directory: Path) -> Engine:
     """Return an engine with the weights of a checkpoint, or of the model; CheckpointError: it is damaged."""
+    from rllib_srl.algorithm.checkpointing import policy_of
+    from rllib_srl.engine.sync import pack_stream
+    from rllib_srl.learner.model_setup import policy_weights, weights_layout
+
     policy = about = None
     if source.checkpoint:  # first: a damaged checkpoint is found before an engine starts
         policy, about = policy_of(source.checkpoint, model_config_of(source.settings))
@@ -246,6 +250,8 @@ def chat(arguments: argparse.Namespace, lines: TextIO | None = None) -> int:
         more = {"temperature": arguments.heat, "max_tokens": arguments.max_tokens}
         talk(ServedModel(where, arguments.system, more), *streams)
         return 0
+    from rllib_srl.engine.protocol import Sampling
+
     source = source_of(arguments.what)
     settings = source.settings
     with showing_progress(1, sys.stderr) as progress:

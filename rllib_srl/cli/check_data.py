@@ -20,25 +20,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rllib_srl import SRLConfig
-from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
 from rllib_srl.cli.shared.cluster import command
 from rllib_srl.cli.shared.display import one_line, printable_lines
 from rllib_srl.cli.shared.flags import Program
 from rllib_srl.cli.shared.settings import SettingsError, build_config, check, given_settings, words_of
+from rllib_srl.common.loading import OWN_DATA
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model
 from rllib_srl.envs.math.answer_text import plain
 from rllib_srl.envs.math.classes import class_of
 from rllib_srl.envs.math.question_file import CONTRADICTION, QuestionFile
-from rllib_srl.rollout import make_transcript
-from rllib_srl.rollout.player import first_ids
 from rllib_srl.rollout.replies import reset
+from rllib_srl.rollout.transcript import make_transcript
 from rllib_srl.types import Prompt
+
+if TYPE_CHECKING:
+    from rllib_srl.algorithm.config import SRLConfig
 
 NUM_SHOWN = 5  # prompts
 NUM_MEASURED = 5000  # prompts whose tokens are counted
@@ -189,7 +190,9 @@ def lengths(
 
 
 def _tokens(env: QuestionFile, prompt_id: str, transcript: Any) -> list[int]:
-    return first_ids(transcript, reset(env, Prompt("question_file", prompt_id)))
+    from rllib_srl.rollout.player import first_ids
+
+    return first_ids(transcript, reset(env, Prompt(OWN_DATA, prompt_id)))
 
 
 def _right_answer(env: QuestionFile, prompt_id: str, tokenizer: Any) -> str:

@@ -20,7 +20,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rllib_srl.algorithm.evaluation import GREEDY
 from rllib_srl.cli.evaluate import TRUST, WITHOUT, report, started
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.display import Progress, printable, showing_progress, table
@@ -136,6 +135,8 @@ def refuse_different(sides: Sequence[Mapping[str, Any]], flags: Mapping[str, Any
 
 def played_by(side: Side, verbose: bool, progress: Progress) -> tuple[Answers, int]:
     """Play the held-out prompts greedily; return the answers, and the number of prompts."""
+    from rllib_srl.algorithm.evaluation import GREEDY
+
     with started(side.values, side.checkpoint, verbose, progress) as algo:
         prompts = algo.source.heldout(algo.config.evaluation_duration)
         progress.begin(f"{side.what}: playing {len(prompts)} held-out prompts ...")

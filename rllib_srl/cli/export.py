@@ -20,7 +20,6 @@ from typing import Any
 
 import yaml
 
-from rllib_srl.algorithm.checkpointing import export_checkpoint, refuse_not_empty
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.display import counted
 from rllib_srl.cli.shared.flags import Program, local_directory
@@ -44,6 +43,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def export(arguments: argparse.Namespace) -> int:
+    from rllib_srl.algorithm.checkpointing import export_checkpoint, refuse_not_empty
+
     out = arguments.out.absolute()
     refuse_not_empty(out)  # before any work
     checkpoint = runs.find_checkpoint(arguments.run)

@@ -14,9 +14,8 @@ import importlib.util
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rllib_srl import SRLConfig
 from rllib_srl.cli.shared import baselines, runs
 from rllib_srl.cli.shared.cluster import command, tensorboard
 from rllib_srl.cli.shared.display import duration, rounded, table, with_interval
@@ -25,6 +24,9 @@ from rllib_srl.cli.shared.run_log import RunLog
 from rllib_srl.cli.shared.settings import build_config, check
 from rllib_srl.cli.shared.stopping import stop_between_iterations
 from rllib_srl.cli.shared.training import started, train_until
+
+if TYPE_CHECKING:
+    from rllib_srl.algorithm.config import SRLConfig
 
 SETTINGS: dict[str, Any] = {
     "env": "compare",

@@ -33,6 +33,7 @@ from typing import Any
 PREFIX = "srl_file_"
 CONTRIB = "contrib."  # prefix of names of files in rllib_srl/contrib
 MAIN_GUARD = "put what it runs under if __name__ == '__main__':"
+OWN_DATA = "question_file"  # the environment of questions from a file or the hub, for which `data` and `reward` stand
 REWARD = "reward"  # setting of an environment that names functions
 AGENT, COMMAND = "agent", "agent_command"  # settings that name a function and a program
 FILES = "files"  # setting that lists files of data: paths, or mappings with "data"

@@ -10,33 +10,12 @@ Usage, from start to the first weight update:
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rllib_srl.engine.canary import CanaryGap, canary_sequences, check_canary
-from rllib_srl.engine.protocol import Engine, EngineBrokenError, EngineError, Sampling, Turn
-from rllib_srl.engine.sync import TensorSpec, WeightBundle, WeightSyncError, pack, unpack, verify
+if TYPE_CHECKING:
+    from rllib_srl.engine.protocol import Engine
 
 ENGINE_KINDS = ("vllm", "transformers")
-
-__all__ = [
-    "ENGINE_KINDS",
-    "CanaryGap",
-    "Engine",
-    "EngineBrokenError",
-    "EngineError",
-    "Sampling",
-    "TensorSpec",
-    "Turn",
-    "WeightBundle",
-    "WeightSyncError",
-    "canary_sequences",
-    "check_canary",
-    "import_engine",
-    "make_engine",
-    "pack",
-    "unpack",
-    "verify",
-]
 
 
 def import_engine(kind: str, dtype: str = "float32", num_threads: int | None = None, **_: Any) -> None:

@@ -7,8 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rllib_srl.engine.models import check_model_dir
 
 
@@ -68,6 +66,7 @@ def expected_tensors(config: Any) -> dict[str, tuple[int, ...]]:
 
     The names are those of `named_parameters()` of the Hugging Face model, as a learner packs them.
     """
+    import torch
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):

@@ -10,20 +10,3 @@
 `replies`       validation of an environment's replies
 `transcript`    text <-> tokens; `control_tokens`
 """
-
-from rllib_srl.rollout.env_calls import EnvCalls, settle
-from rllib_srl.rollout.episodes import LiveEpisode, to_group
-from rllib_srl.rollout.player import Limits
-from rllib_srl.rollout.transcript import ChatTranscript, RawTranscript, Transcript, make_transcript
-
-__all__ = [
-    "ChatTranscript",
-    "EnvCalls",
-    "Limits",
-    "LiveEpisode",
-    "RawTranscript",
-    "Transcript",
-    "make_transcript",
-    "settle",
-    "to_group",
-]

@@ -22,15 +22,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import pydantic
 from pydantic import ConfigDict, Field, PlainValidator, TypeAdapter, ValidationError
-from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from rllib_srl.engine.protocol import Turn
 from rllib_srl.rollout.transcript import Message, Transcript
+
+if TYPE_CHECKING:
+    from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+
+    from rllib_srl.engine.protocol import Turn
 
 TOO_LONG, REWRITTEN, OUT_OF_CALLS, UNSUPPORTED = (
     "context_length_exceeded", "history_rewritten", "out_of_calls", "unsupported"

@@ -33,9 +33,10 @@ from ray.rllib.utils.checkpoints import Checkpointable
 from ray.rllib.utils.metrics import NUM_EPISODES
 
 from rllib_srl.common.remote_calls import Place
-from rllib_srl.engine import Sampling, import_engine, make_engine
+from rllib_srl.engine import import_engine, make_engine
 from rllib_srl.engine.fingerprint import Fingerprint
 from rllib_srl.engine.model_dir import load_tokenizer
+from rllib_srl.engine.protocol import Sampling
 from rllib_srl.engine.sync import WeightBundle
 from rllib_srl.rollout.batches import Loaded, PlayArguments, RunnerBatch, Slice
 from rllib_srl.rollout.env_calls import EnvCalls, settle

@@ -19,7 +19,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # two letters at least: "c:/" is a drive
-MEMORY = "replay"  # path within the directory of a run
+MEMORY = "replay"  # paths within the directory of a run
+TRANSCRIPTS = "transcripts.jsonl"
 
 
 def local_path(text: str | Path) -> Path:

@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from rllib_srl.algorithm.model_shape import SHAPES, ModelShape
-from rllib_srl.engine import Sampling, make_engine
+from rllib_srl.engine import make_engine
+from rllib_srl.engine.protocol import Sampling
 from scripts.gpu.random_model import SHORT, write_random_model
 
 

@@ -11,7 +11,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, OwnerDiedError
 from rllib_srl.algorithm import checkpointing
 from rllib_srl.algorithm.checkpointing import SavedAlgorithm
 from rllib_srl.common.remote_calls import ProcessLost, is_loss
-from rllib_srl.engine import EngineBrokenError
+from rllib_srl.engine.protocol import EngineBrokenError
 from rllib_srl.learner.group.learners import LearnerFailure, Learners, _is_broken_connection
 from rllib_srl.storage.checkpoints import MANIFEST
 

@@ -8,8 +8,8 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_srl import SRLConfig
 from rllib_srl.batch.shard import fetched
-from rllib_srl.engine import EngineError
 from rllib_srl.engine.canary import BF16_GROWTH, FP32_MAX_GAP
+from rllib_srl.engine.protocol import EngineError
 from tests.small_envs import small_config, watch
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine]

@@ -11,9 +11,9 @@ import pytest
 from rllib_srl.cli import chat
 from rllib_srl.cli.chat import LoadedModel, form_of, talk
 from rllib_srl.cli.shared.cluster import run_cleanly
-from rllib_srl.engine import Sampling
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model
+from rllib_srl.engine.protocol import Sampling
 from rllib_srl.rollout.transcript import make_transcript
 
 

@@ -163,11 +163,15 @@ def test_help_and_no_new_starts_need_no_parent(monkeypatch, argv, is_needed):
 
 
 HELP = "from rllib_srl.cli import train\ntry: train.main(['--help'])\nexcept SystemExit: pass"
+QUICK = ("quickstart", "evaluate", "compare", "check_data", "export", "report", "dashboard", "rate", "memory", "chat")
+COMMANDS = "import importlib\n" + "\n".join(f"importlib.import_module('rllib_srl.cli.{name}')" for name in QUICK)
 
 
-@pytest.mark.parametrize(("code", "light"), [("import rllib_srl.cli.main", "psutil"), (HELP, "numpy")])
-def test_the_parent_and_the_help_import_nothing_heavy(code, light):
-    code = f"{code}\nimport sys; print([m for m in ('ray', 'torch', 'numpy', {light!r}) if m in sys.modules])"
+@pytest.mark.parametrize(("code", "heavy"), [
+    ("import rllib_srl.cli.main", "numpy psutil"), (HELP, "numpy"), (COMMANDS, "transformers"),
+])  # fmt: skip
+def test_the_parent_and_the_help_import_nothing_heavy(code, heavy):
+    code = f"{code}\nimport sys; print([m for m in ('ray', 'torch', *{heavy.split()}) if m in sys.modules])"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert said.stdout.splitlines()[-1] == "[]"
 

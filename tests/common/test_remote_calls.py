@@ -14,7 +14,7 @@ import ray
 
 from rllib_srl.common import remote_calls
 from rllib_srl.common.remote_calls import ActorFailure, Call, Failure, Place, RunnerFailure, end_family, family_of
-from rllib_srl.engine import EngineBrokenError
+from rllib_srl.engine.protocol import EngineBrokenError
 from rllib_srl.learner.group import learners as learner_group
 from rllib_srl.learner.group.learners import Learners
 from rllib_srl.rollout import runner_group

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rllib_srl.engine import Engine, make_engine
+from rllib_srl.engine import make_engine
+from rllib_srl.engine.protocol import Engine
 from tests.engine.small_llama import CONTEXT_LENGTH, Learner
 
 StartEngine = Callable[[str, str], Engine]

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from rllib_srl.engine import WeightBundle, canary_sequences, pack
+from rllib_srl.engine.canary import canary_sequences
+from rllib_srl.engine.sync import WeightBundle, pack
 
 CONTEXT_LENGTH = 128
 

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from rllib_srl.engine import CanaryGap, Engine, Sampling, WeightBundle, WeightSyncError, make_engine, pack
+from rllib_srl.engine import make_engine
 from rllib_srl.engine.adapters import AdapterSpec, adapter_tensors, add_adapters, expected_adapters
-from rllib_srl.engine.canary import FP32_MAX_GAP
+from rllib_srl.engine.canary import FP32_MAX_GAP, CanaryGap
 from rllib_srl.engine.fingerprint import unmoved
 from rllib_srl.engine.model_dir import load_config
+from rllib_srl.engine.protocol import Engine, Sampling
+from rllib_srl.engine.sync import WeightBundle, WeightSyncError, pack
 from tests.engine.small_llama import CONTEXT_LENGTH, Learner, moved
 from tests.engine.test_errors import noise_of, run_self_test, tampered
 

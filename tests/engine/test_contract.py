@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rllib_srl.engine import CanaryGap, Engine, EngineError, Sampling, make_engine
-from rllib_srl.engine.protocol import Turn
+from rllib_srl.engine import make_engine
+from rllib_srl.engine.canary import CanaryGap
+from rllib_srl.engine.protocol import Engine, EngineError, Sampling, Turn
 from tests.engine.small_llama import CONTEXT_LENGTH, Learner, byte_ids, make_byte_tokenizer, text_of
 
 PROMPTS = [byte_ids("Question: 2 + 2?"), byte_ids("a"), byte_ids("The quick brown fox jumps over the lazy dog.")]

@@ -6,20 +6,11 @@ from collections.abc import Callable, Iterable, Iterator
 import pytest
 import torch
 
-from rllib_srl.engine import (
-    CanaryGap,
-    Engine,
-    EngineBrokenError,
-    Sampling,
-    WeightBundle,
-    WeightSyncError,
-    check_canary,
-    make_engine,
-    unpack,
-)
-from rllib_srl.engine.canary import check_fingerprints, noise
+from rllib_srl.engine import make_engine
+from rllib_srl.engine.canary import CanaryGap, check_canary, check_fingerprints, noise
 from rllib_srl.engine.fingerprint import unmoved
-from rllib_srl.engine.sync import torch_dtype
+from rllib_srl.engine.protocol import Engine, EngineBrokenError, Sampling
+from rllib_srl.engine.sync import WeightBundle, WeightSyncError, torch_dtype, unpack
 from rllib_srl.engine.transformers_engine import TransformersEngine
 from tests.engine.conftest import StartEngine
 from tests.engine.small_llama import CONTEXT_LENGTH, Learner

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rllib_srl.engine import Sampling
+from rllib_srl.engine.protocol import Sampling
 from rllib_srl.engine.vllm_engine import _cpu_block
 
 PROMPT_TOKENS = 60

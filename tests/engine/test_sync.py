@@ -9,18 +9,18 @@ import pytest
 import torch
 import xxhash
 
-from rllib_srl.engine import (
+from rllib_srl.engine.canary import (
+    NOISE,
+    NOISE_PERIOD,
     CanaryGap,
-    WeightSyncError,
     canary_sequences,
     check_canary,
-    pack,
-    unpack,
-    verify,
+    check_fingerprints,
+    noise,
+    update_sequences,
 )
-from rllib_srl.engine.canary import NOISE, NOISE_PERIOD, check_fingerprints, noise, update_sequences
 from rllib_srl.engine.fingerprint import digests, moved, unmoved
-from rllib_srl.engine.sync import pack_stream
+from rllib_srl.engine.sync import WeightSyncError, pack, pack_stream, unpack, verify
 from tests.engine.small_llama import make_byte_tokenizer
 
 

@@ -11,10 +11,9 @@ from rllib_srl.algorithm.own_data import data_settings
 from rllib_srl.envs.math import question_file
 from rllib_srl.envs.math.data_place import local_files
 from rllib_srl.envs.math.question_file import QuestionFile
-from rllib_srl.rollout import ChatTranscript
 from rllib_srl.rollout.player import first_ids
 from rllib_srl.rollout.replies import reset
-from rllib_srl.rollout.transcript import make_transcript
+from rllib_srl.rollout.transcript import ChatTranscript, make_transcript
 from rllib_srl.types import Prompt
 from tests.envs.questions import asked, env_of, played, write
 from tests.envs.test_question_rows import AIME, GSM8K, MATH, SAID

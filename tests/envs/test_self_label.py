@@ -13,7 +13,10 @@ from rllib_srl.common.environments import resolve
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.protocol import Sampling
 from rllib_srl.envs.wrappers.self_label import SelfLabel, agreement, plain_vote
-from rllib_srl.rollout import EnvCalls, Limits, LiveEpisode, RawTranscript, settle, to_group
+from rllib_srl.rollout.env_calls import EnvCalls, settle
+from rllib_srl.rollout.episodes import LiveEpisode, to_group
+from rllib_srl.rollout.player import Limits
+from rllib_srl.rollout.transcript import RawTranscript
 from rllib_srl.types import Prompt, StopReason
 from tests.rollout.fakes import FakeEnv, ScriptedEngine, make_tokenizer, play
 from tests.small_envs import small_config, watch

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from rllib_srl.engine.protocol import Sampling
-from rllib_srl.rollout import EnvCalls, Limits, RawTranscript
+from rllib_srl.rollout.env_calls import EnvCalls
+from rllib_srl.rollout.player import Limits
+from rllib_srl.rollout.transcript import RawTranscript
 from tests.rollout.fakes import FakeEnv, make_tokenizer, play
 
 

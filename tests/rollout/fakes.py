@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 
 from rllib_srl.engine.protocol import EngineError, Sampling, Turn
-from rllib_srl.rollout import LiveEpisode
+from rllib_srl.rollout.episodes import LiveEpisode
 from rllib_srl.rollout.player import Player
 from rllib_srl.types import Prompt
 

@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rllib_srl.engine import Sampling, make_engine
+from rllib_srl.engine import make_engine
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model
+from rllib_srl.engine.protocol import Sampling
 from rllib_srl.envs.agents.agent import Agent
-from rllib_srl.rollout import EnvCalls, LiveEpisode, RawTranscript, to_group
+from rllib_srl.rollout.env_calls import EnvCalls
+from rllib_srl.rollout.episodes import LiveEpisode, to_group
+from rllib_srl.rollout.transcript import RawTranscript
 from rllib_srl.types import Prompt, StopReason
 
 openai = pytest.importorskip("openai")  # vLLM brings it, or the extra `agents`

@@ -7,8 +7,8 @@ import pytest
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rllib_srl.engine.protocol import Turn
-from rllib_srl.rollout import ChatTranscript, RawTranscript
 from rllib_srl.rollout.conversations import REWRITTEN, TOO_LONG, UNSUPPORTED, Ask, AskRefusedError, Conversations
+from rllib_srl.rollout.transcript import ChatTranscript, RawTranscript
 from tests.rollout.fakes import CHATML, make_tokenizer
 
 CHAT = ChatTranscript(make_tokenizer(chat_template=CHATML, with_bos=False, merges=[("a", "b")]))

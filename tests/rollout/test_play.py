@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from rllib_srl.engine.protocol import Sampling
-from rllib_srl.rollout import ChatTranscript, EnvCalls, LiveEpisode
+from rllib_srl.rollout.env_calls import EnvCalls
+from rllib_srl.rollout.episodes import LiveEpisode
+from rllib_srl.rollout.transcript import ChatTranscript
 from rllib_srl.types import Prompt, StopReason
 from tests.rollout.fakes import CHATML, Answering, FakeEnv, ScriptedEngine, make_tokenizer, unplayed
 

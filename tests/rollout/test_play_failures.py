@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rllib_srl.engine.protocol import EngineBrokenError, EngineError
-from rllib_srl.rollout import EnvCalls
+from rllib_srl.rollout.env_calls import EnvCalls
 from rllib_srl.types import StopReason
 from tests.rollout.fakes import Answering, FakeEnv, ScriptedEngine, misbehave, unplayed
 from tests.waiting import wait_until

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
-from rllib_srl.engine import Sampling, make_engine
-from rllib_srl.rollout import ChatTranscript, LiveEpisode, to_group
+from rllib_srl.engine import make_engine
+from rllib_srl.engine.protocol import Sampling
+from rllib_srl.rollout.episodes import LiveEpisode, to_group
+from rllib_srl.rollout.transcript import ChatTranscript
 from rllib_srl.types import Prompt, StopReason
 from tests.rollout.fakes import CHATML, FakeEnv, make_tokenizer
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from rllib_srl.rollout import to_group
+from rllib_srl.rollout.episodes import to_group
 from rllib_srl.types import Prompt, StopReason
 from tests.rollout.fakes import FakeEnv, ScriptedEngine, unplayed
 

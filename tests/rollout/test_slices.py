@@ -5,9 +5,10 @@ import time
 import pytest
 
 from rllib_srl.engine.protocol import Sampling
-from rllib_srl.rollout import EnvCalls, Limits, RawTranscript
+from rllib_srl.rollout.env_calls import EnvCalls
 from rllib_srl.rollout.env_runner import GroupsInPlay
-from rllib_srl.rollout.player import Player
+from rllib_srl.rollout.player import Limits, Player
+from rllib_srl.rollout.transcript import RawTranscript
 from rllib_srl.types import Prompt, StopReason
 from tests.rollout.fakes import FakeEnv, ScriptedEngine
 from tests.waiting import wait_until

@@ -10,7 +10,7 @@ import pytest
 
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model
-from rllib_srl.rollout import ChatTranscript, make_transcript
+from rllib_srl.rollout.transcript import ChatTranscript, make_transcript
 from tests.rollout.fakes import CHATML, make_tokenizer
 
 # Written by hand to the published forms, without what they say of tools that is not tested here.

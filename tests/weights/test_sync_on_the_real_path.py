@@ -6,9 +6,9 @@ import pytest
 import ray
 import torch
 
-from rllib_srl.engine import WeightSyncError
 from rllib_srl.engine.adapters import adapter_tensors
 from rllib_srl.engine.canary import FP32_MAX_GAP
+from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.rollout.env_runner import LLMEnvRunner
 from tests.engine.test_errors import LAYER, stale_layer, swapped_keys_and_values, tampered
 from tests.small_envs import small_config

@@ -25,9 +25,10 @@ from rllib_srl.cli.serving.version_files import NUM_TOKENS, PROMPT_TOKENS, Canar
 from rllib_srl.cli.shared.cluster import start_ray
 from rllib_srl.common.environments import environment_id, grading_digest
 from rllib_srl.curriculum.prompts import PromptSource
-from rllib_srl.engine import Sampling, canary_sequences
+from rllib_srl.engine.canary import canary_sequences
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model
+from rllib_srl.engine.protocol import Sampling
 from rllib_srl.people import gates
 from rllib_srl.people.gates import Change, Verdict
 from rllib_srl.types import Prompt

@@ -11,14 +11,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rllib_srl import SRLConfig
 from rllib_srl.curriculum.prompts import prompts_of
 from rllib_srl.rollout.replies import attribute, reset, step
 from rllib_srl.types import RIGHT, Prompt, passed
+
+if TYPE_CHECKING:
+    from rllib_srl.algorithm.config import SRLConfig
 
 NUM_TRAINING_PROMPTS = 5000  # sample for counting the majority answer
 

@@ -18,17 +18,19 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from rllib_srl.algorithm.metrics import TRANSCRIPTS
 from rllib_srl.cli.shared.runs import METRICS, SETTINGS_FILE, RunError
 from rllib_srl.cli.shared.settings import read_yaml
 from rllib_srl.common.metric_names import numbers_of
 from rllib_srl.storage.disk import append, writing
-from rllib_srl.storage.event_file import EventFile
+from rllib_srl.storage.paths import TRANSCRIPTS
 from rllib_srl.types import StopReason
+
+if TYPE_CHECKING:
+    from rllib_srl.storage.event_file import EventFile  # loads torch
 
 T = TypeVar("T")
 

@@ -20,8 +20,6 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from rllib_srl.algorithm.metrics import TRANSCRIPTS
-from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
 from rllib_srl.cli.shared.cluster import command
 from rllib_srl.cli.shared.settings import (
     SHORTHANDS,
@@ -35,7 +33,7 @@ from rllib_srl.cli.shared.settings import (
 )
 from rllib_srl.cli.shared.stopping import ENDING
 from rllib_srl.common.foreign_names import nearest
-from rllib_srl.common.loading import functions_in, with_file_names, without_users_rules
+from rllib_srl.common.loading import OWN_DATA, functions_in, with_file_names, without_users_rules
 from rllib_srl.common.setting_model import PRESET
 from rllib_srl.storage.checkpoints import (
     MANIFEST,
@@ -48,7 +46,7 @@ from rllib_srl.storage.checkpoints import (
     verify_sealed,
 )
 from rllib_srl.storage.disk import writing
-from rllib_srl.storage.paths import MEMORY
+from rllib_srl.storage.paths import MEMORY, TRANSCRIPTS
 
 SETTINGS_FILE, METRICS = "settings.yaml", "metrics.jsonl"
 FIXED = ("env", "env_config", "envs", "model", "seed", "optimizer_name")  # settings a resumed run cannot change

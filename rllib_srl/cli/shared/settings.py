@@ -25,7 +25,7 @@ import yaml
 from rllib_srl.algorithm.named import ALGORITHMS, MEMORIES, without_names
 from rllib_srl.algorithm.settings import PARTS, Part, errors_of
 from rllib_srl.common.foreign_names import in_place_of
-from rllib_srl.common.loading import with_whole_rules
+from rllib_srl.common.loading import OWN_DATA, with_whole_rules
 from rllib_srl.common.setting_model import PRESET, Setting, Settings, setting
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _SECRET_NAME = re.compile(r"(key|token|secret|password|passwd|authorization|cookie|credential)s?$", re.IGNORECASE)
 _USER_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
-OWN_DATA = "question_file"  # the environment that `data` and `reward` stand for
 
 
 class RunSettings(Settings):

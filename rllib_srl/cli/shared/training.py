@@ -6,10 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rllib_srl import SRLConfig
-from rllib_srl.algorithm.metrics import TRANSCRIPTS
 from rllib_srl.cli import supervisor
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.cluster import hushed_stderr, start_ray
@@ -18,7 +16,11 @@ from rllib_srl.cli.shared.run_log import RunLog, keep_until
 from rllib_srl.cli.shared.runs import METRICS
 from rllib_srl.cli.shared.stopping import ENDING, StopRequest
 from rllib_srl.people.rating_store import RATINGS, RatingStore
+from rllib_srl.storage.paths import TRANSCRIPTS
 from rllib_srl.storage.seal_key import make_key
+
+if TYPE_CHECKING:
+    from rllib_srl.algorithm.config import SRLConfig
 
 
 @contextmanager

@@ -21,7 +21,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
 from rllib_srl.algorithm.own_data import data_settings
 from rllib_srl.cli.shared.cluster import command
 from rllib_srl.cli.shared.flags import Program, integer_from, local_directory
@@ -29,6 +28,7 @@ from rllib_srl.cli.shared.runs import RunError, new_directory
 from rllib_srl.cli.shared.settings import build_config, given_settings, plain
 from rllib_srl.cli.tuning import tune
 from rllib_srl.common.environments import resolve
+from rllib_srl.common.loading import OWN_DATA
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.curriculum.streams import stream_errors
 from rllib_srl.envs.math.data_place import kind_of, stem_of
