@@ -122,7 +122,7 @@ def _described(name: str, root: str) -> Path | None:
         ModelError: there is no such model, or the hub does not answer in time.
     """
     (answer,) = in_turn(HUB_DEADLINE_S, partial(_caught, ModelError, partial(described_model, name, root)))
-    if isinstance(answer, CheckError):
+    if isinstance(answer, FailedCheck):
         reason = f"did not answer within {HUB_DEADLINE_S:g} s" if answer.is_late else answer.text
         raise ModelError(f"model {name!r} could not be looked up: the hub {reason}")
     if isinstance(answer, ModelError):
@@ -184,11 +184,11 @@ def _of_environments(config: Any, directory: Path | None) -> list[str]:
     creators, configs = config.env_creators(), config.env_configs()
     makers = [partial(_made, creators[env_id], configs[env_id]) for env_id in configs]
     made = dict(zip(configs, in_turn(config.env_timeout_s, *makers), strict=True))
-    envs = {env_id: env for env_id, env in made.items() if not isinstance(env, CheckError)}
-    errors = [_with_setting(config, name, env.text) for name, env in made.items() if isinstance(env, CheckError)]
+    envs = {env_id: env for env_id, env in made.items() if not isinstance(env, FailedCheck)}
+    errors = [_with_setting(config, name, env.text) for name, env in made.items() if isinstance(env, FailedCheck)]
     looks = [partial(_error_of_prompts, config, env_id, env, directory) for env_id, env in envs.items()]
     for env_id, outcome in zip(envs, in_turn(config.env_timeout_s, *looks), strict=True):
-        text = outcome.text if isinstance(outcome, CheckError) else outcome
+        text = outcome.text if isinstance(outcome, FailedCheck) else outcome
         errors += [_with_setting(config, env_id, text)] if text else []
     in_turn(config.env_timeout_s, *(env.close for env in envs.values()))
     return errors
@@ -204,13 +204,13 @@ def _with_setting(config: Any, env_id: str, text: str) -> str:
 
 
 def _made(creator: Callable[[dict[str, Any]], Any], env_config: dict[str, Any]) -> Any:
-    """Return an environment, or a `CheckError` with the reason why it cannot be used."""
+    """Return an environment, or a `FailedCheck` with the reason why it cannot be used."""
     try:
         env = creator(env_config)
     except Exception as error:  # user code can raise anything
-        return CheckError(_said(error, "it cannot be created"))
+        return FailedCheck(_said(error, "it cannot be created"))
     if errors := lacks(env):
-        return CheckError("it cannot be played: " + "; ".join(errors))
+        return FailedCheck("it cannot be played: " + "; ".join(errors))
     return env
 
 
@@ -329,7 +329,7 @@ def _said(error: Exception, what: str) -> str:
 
 
 @dataclass(frozen=True)
-class CheckError:
+class FailedCheck:
     """An error in place of a return value. Invariant: `text` is one line."""
 
     text: str
@@ -344,7 +344,7 @@ def _caught(kind: type[Exception], function: Callable[[], Any]) -> Any:
 
 
 def in_turn(timeout_s: float, *functions: Callable[[], Any]) -> list[Any]:
-    """Call functions one after the other; return their values, a `CheckError` for each that fails or times out."""
+    """Call functions one after the other; return their values, a `FailedCheck` for each that fails or times out."""
     if not functions:
         return []
     calls = EnvCalls(num_workers=1, timeout_s=timeout_s)
@@ -354,7 +354,7 @@ def in_turn(timeout_s: float, *functions: Callable[[], Any]) -> list[Any]:
             calls.submit(number, function)
         while calls.num_open:
             for call in calls.poll(timeout_s):
-                answers[call.call_id] = CheckError(call.error, call.timed_out) if call.error else call.value
+                answers[call.call_id] = FailedCheck(call.error, call.timed_out) if call.error else call.value
     finally:
         calls.close()
     return [answers[number] for number in range(len(functions))]

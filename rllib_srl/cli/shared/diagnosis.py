@@ -15,7 +15,7 @@ import psutil
 import torch
 
 from rllib_srl import SRLConfig
-from rllib_srl.algorithm.checks import CheckError, in_turn
+from rllib_srl.algorithm.checks import FailedCheck, in_turn
 from rllib_srl.algorithm.gpu_memory import OPTIMIZER_BYTES, variants
 from rllib_srl.algorithm.model_shape import ModelShape
 from rllib_srl.algorithm.resources import PlacementError, card_bytes_here
@@ -159,7 +159,7 @@ def of_environments(config: SRLConfig) -> Iterator[Line]:
     for env_id, creator in config.env_creators().items():
         look = partial(_graded, env_id, creator, configs[env_id], config.max_turns)
         (outcome,) = in_turn(config.env_timeout_s * NUM_PROMPTS, look)
-        lines = [(FAILURE, outcome.text)] if isinstance(outcome, CheckError) else outcome
+        lines = [(FAILURE, outcome.text)] if isinstance(outcome, FailedCheck) else outcome
         yield from (Line(status, "environment", f"{env_id} {text}") for status, text in lines)
 
 
