@@ -6,7 +6,7 @@
 #   bash scripts/test.sh --all ARGUMENTS      of that, what pytest selects by these
 #   bash scripts/test.sh ARGUMENTS    what pytest selects by these, e.g. -m "not slow and not engine" -n 2
 #
-# Ends with pytest's closing line and its exit code; a fault of ruff or mypy stops it before the tests.
+# Ends with pytest's closing line and its exit code; an error of ruff or mypy stops it before the tests.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

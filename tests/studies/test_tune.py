@@ -28,6 +28,11 @@ def config(random_llama_dir, tmp_path, ray_here):
     return config.env_runners(num_env_runners=1, num_cpus_per_env_runner=0.5)
 
 
+@pytest.fixture(autouse=True)
+def _with_logs(monkeypatch):
+    monkeypatch.delenv("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", raising=False)  # `srl tune` sets it for its process
+
+
 def fit(config, directory, max_failures=0, **changes) -> tune.ResultGrid:
     run_config = tune.RunConfig(
         storage_path=str(directory),
