@@ -156,8 +156,8 @@ def verdict_of(results: Results, findings: Mapping[str, Mapping[str, Finding]]) 
     if least >= primary.alpha:
         pairs = min(len(contrast.differences) for contrast in contrasts)
         reasons.append(
-            f"{pairs} pairs of trials are too few: their smallest possible p value is {least:.2g}, "
-            f"corrected for {len(contrasts)} comparisons"
+            f"{pairs} {'pair of trials is' if pairs == 1 else 'pairs of trials are'} too few: the smallest possible "
+            f"p value is {least:.2g}, corrected for {len(contrasts)} comparisons"
         )
     if reasons:
         return Verdict(None, tuple(contrasts), tuple(reasons))
@@ -170,8 +170,9 @@ def warnings_of(results: Results, findings: Mapping[str, Mapping[str, Finding]])
     """Return warnings about the validity of the results: few seeds, missing trials, missed budgets."""
     study, lines = results.study, []
     if len(study.seeds) < MIN_SEEDS:
-        few = "runs per arm are too few: intervals are too narrow, and no difference can be significant"
-        lines.append(f"{len(study.seeds)} {few}")
+        few = "run per arm is" if len(study.seeds) == 1 else "runs per arm are"
+        why = "intervals are too narrow, and no difference can be significant"
+        lines.append(f"{len(study.seeds)} {few} too few: {why}")
     for arm in study.arms:
         finished = {trial.seed for trial in results.of(arm.name)}
         if absent := [seed for seed in study.seeds if seed not in finished]:

@@ -99,3 +99,13 @@ def test_other_settings_are_refused_where_a_stream_is_resumed(capsys: pytest.Cap
     with pytest.raises(SystemExit):
         stream.main(["--resume", "x", "--lr", "1e-3"])
     assert "--resume DIR keeps all settings; expected no others, not lr" in capsys.readouterr().err
+
+
+def test_the_arms_say_their_rates_and_what_the_memory_does() -> None:
+    stages = stream.stages_of([], 5_000)
+    study = stream.study_of("mine", stages, (1,), {"replay_retain": 3.0})
+    assert study.arms[0].description == "Old prompts come back, stored right answers are held."
+    rates = "learning rate: 0.0002 with memory, 5e-05 without memory"
+    assert stream.rates_in_words(study) == f"{rates}; --lr sets one for both"
+    same = stream.study_of("mine", stages, (1,), {"lr": 1e-4})
+    assert stream.rates_in_words(same) == "learning rate: 0.0001 with memory, 0.0001 without memory"

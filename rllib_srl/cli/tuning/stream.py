@@ -84,6 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.short:
             stages, settings = stages[: tune.SHORT_STAGES], {**tune.SHORT, **settings}
         plan = tune.planned(study_of(directory.name, stages, seeds, settings), {}, directory)
+    print(rates_in_words(plan.study))
     how_to_resume = f"resume with: {command('stream', '--resume', directory)}"
     is_resumed = bool(arguments.resume)
     return tune.run_study(plan, max_failures, how_to_resume, is_resumed=is_resumed, verbose=arguments.verbose)
@@ -139,6 +140,21 @@ def _stage_of(text: str) -> dict[str, Any]:
     return env_named(text)
 
 
+def memory_in_words(settings: Mapping[str, Any]) -> str:
+    """Return what the memory does with these settings."""
+    parts = ["old prompts come back"] if settings["replay_revisit_fraction"] else []
+    parts += ["stored right answers are held"] if settings.get("replay_retain") else []
+    text = ", ".join(parts) or "prompts are stored"
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def rates_in_words(study: Study) -> str:
+    """Return the learning rate of each arm, in a line."""
+    rates = {arm.title: arm.settings.get("lr", study.settings["lr"]) for arm in study.arms}
+    each = ", ".join(f"{rate:g} {title}" for title, rate in rates.items())
+    return f"learning rate: {each}" + ("" if len({*rates.values()}) == 1 else "; --lr sets one for both")
+
+
 def study_of(
     name: str, stages: Sequence[Mapping[str, Any]], seeds: Sequence[int], settings: Mapping[str, Any]
 ) -> Study:
@@ -146,12 +162,13 @@ def study_of(
     of_memory = {setting: value for setting, value in settings.items() if setting.startswith(OF_MEMORY)}
     shared = {setting: value for setting, value in settings.items() if setting not in of_memory}
     without = {setting: value for setting, value in NO_REPLAY.items() if setting not in shared}
+    with_memory = {**REVISITS, **of_memory}
     study = Study(
         name=re.sub(r"[^A-Za-z0-9_.+-]", "-", name),
         question="Does the memory raise the accuracy on these tasks, before and after they are learned?",
         answered_by="Final and online accuracy are higher with memory, paired by seed.",
         arms=(
-            Arm(MEMORY, "with memory", "Old prompts come back.", {**REVISITS, **of_memory}),
+            Arm(MEMORY, "with memory", memory_in_words(with_memory), with_memory),
             Arm(NO_MEMORY, "without memory", "Nothing is stored: plain GRPO.", without),
         ),
         domains=domains_of(stages),

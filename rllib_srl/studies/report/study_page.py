@@ -97,8 +97,8 @@ def _setup(study: Study) -> Iterator[Block]:
     yield Text(
         f"A language model was trained on {len(taught)} kinds of task (“domains”): {', '.join(taught)}. Training on "
         "one domain tends to lower the accuracy on others (forgetting). Replay, which trains on earlier prompts again, "
-        f"is meant to prevent that. Each training method below (“arm”) was run with {len(study.seeds)} random seeds; "
-        "the arms share their seeds, so they are compared in pairs. Every run ends after "
+        f"is meant to prevent that. Number of random seeds with which each training method below (“arm”) was run: "
+        f"{len(study.seeds)}; the arms share their seeds, so they are compared in pairs. Every run ends after "
         f"{study.budget:,} generated tokens (parts of words). The model is evaluated on held-out prompts of all "
         "domains: the share of right answers is its accuracy."
     )
@@ -224,7 +224,7 @@ def _settings(study: Study) -> Iterator[Block]:
     ]
     if rows:
         yield Table(("setting", *(arm.title for arm in study.arms)), rows, "Settings of the arms.")
-    shared = [(name, str(value)) for name, value in study.settings.items()]
+    shared = [(name, str(value)) for name, value in study.settings.items() if name not in names]
     yield Details(f"{len(shared)} settings that all runs share", (Table(("setting", "value"), shared, is_text=True),))
 
 
