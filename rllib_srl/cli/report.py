@@ -60,6 +60,11 @@ MEMORY = {  # metric of the memory -> title
     "num_refused": "groups refused",
     "num_groups_replaced": "groups replaced by newer ones",
 }
+HELD = {  # metric of retention -> title
+    "num_held": "stored answers held by the last update",
+    "weight": "their weight in the loss",
+    "kl": "KL to the policy that gave them, nats per answer",
+}
 OF_DOMAIN = {  # metric of a domain -> title
     "num_items": "prompts stored",
     "num_groups": "groups played",
@@ -186,6 +191,8 @@ def _memory(facts: RunFacts) -> Iterator[Block]:
     yield Charts((_chart(facts, lines, "Revisits and reuse", "share"),), "Realised shares since the start.")
     caption = "After the last iteration; counts since the start."
     rows = [(title, number(facts.last(f"replay/{name}"))) for name, title in MEMORY.items()]
+    if len(facts.known("retention/num_held")):
+        rows += [(title, number(facts.last(f"retention/{name}"))) for name, title in HELD.items()]
     yield Table(("memory", "value"), rows, caption)
     if counts := by_domain({metric: facts.last(metric) for metric in facts.by_name("domains/").values()}):
         of_domains = [(domain, *(number(of.get(name, 0.0)) for name in OF_DOMAIN)) for domain, of in counts.items()]

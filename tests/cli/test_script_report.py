@@ -42,12 +42,13 @@ def run(tmp_path: Path) -> Path:
     secret = {"reward_headers": {"Authorization": "Bearer hunter2"}, "num_shots": 0}
     settings = {"model": "tiny", "env": "sums", "env_config": secret, "lr": 1e-4, "group_size": 8, "iterations": 4}
     (directory / "settings.yaml").write_text(yaml.safe_dump(settings))
+    memory = {"replay/num_items": 12.0, "replay/revisit_share_prompts": 0.25, "retention/num_held": 16.0}
     rows = [
         row(1, 0.0, **evaluation(0.8, a=0.9, b=0.7)),
         row(2, 0.25, num_empty_batches=1.0, **{f"{LEARNER}/entropy": 0.5, f"{LEARNER}/kl": 0.0}),
         row(3, 0.5),
         {"iteration": 3, **evaluation(0.6, a=0.4, b=0.8)},  # evaluated apart
-        row(4, 0.75, num_empty_batches=2.0, **{"replay/num_items": 12.0, "replay/revisit_share_prompts": 0.25}),
+        row(4, 0.75, num_empty_batches=2.0, **memory),
     ]
     text = "".join(json.dumps(one) + "\n" for one in rows) + '{"iteration": 5, "env'
     (directory / "metrics.jsonl").write_text(text)
@@ -119,6 +120,7 @@ def test_the_page_has_every_part_and_no_secret(run: Path, capsys: pytest.Capture
     assert "&lt;b&gt;" in html and "\x1b" not in html and "<script" not in html
     assert "tiny on sums: 4 of 4 iterations, 400 " in html
     assert '<th scope="row">a</th><td>0.900</td><td>0.900</td><td>0.400</td><td>0.500</td>' in html
+    assert '<th scope="row">stored answers held by the last update</th><td>16</td>' in html
     assert "iterations with nothing to train on: 2" in capsys.readouterr().out.lower()
 
 
