@@ -99,6 +99,8 @@ def check_data(arguments: argparse.Namespace) -> int:
         grading(findings, env, [*ids["train"], *ids["heldout"]][:NUM_GRADED], tokenizer)
         lengths(findings, env, [*ids["train"], *ids["heldout"]], config, transcript, tokenizer)
     if not findings.to_look_at:
+        if "lr" not in settings:
+            print(f"\nno --lr is given: {config.lr:g} suits a model of billions of parameters, 2e-5 one of 135M")
         print(f"\nnothing needs a look; train with the same flags: {command('train', *words_of(arguments))}")
         return 0
     print(f"\n{len(findings.to_look_at)} to look at:")
