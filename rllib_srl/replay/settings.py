@@ -180,7 +180,7 @@ class ReplaySettings(Settings):
         yield from _rules_with_parameters(self)
         off = {"revisit_fraction": 0, "reuse_fraction": 0, "retain": 0, "local_directory": None}
         rows = [
-            (getattr(self, name) and not self.is_on, f"{name} capacity", f"{value} without a memory")
+            (getattr(self, name) and not self.is_on, f"{name} capacity", f"{value} without a memory (replay none)")
             for name, value in off.items()
         ]
         yield from clashes([*rows, *unread(type(self), self, self)], self)

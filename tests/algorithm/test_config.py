@@ -36,7 +36,7 @@ ERRORS = [
     ("colocate", "yes", "colocate = 'yes'; expected True or False, or None"),
     ("adam_betas", (0.9, 1.0), "expected two numbers in [0, 1)"),
     ("max_turn_tokens", 1024, "max_turn_tokens = 1024; expected less than max_episode_tokens = 1024"),
-    ("replay_capacity", 0, "replay_revisit_fraction = 0.25 with capacity = 0; expected 0 without a memory"),
+    ("replay_capacity", 0, "with capacity = 0; expected 0 without a memory (replay none)"),
     ("replay_domains", "newest", "replay_domains = 'newest'; expected 'all', 'last', 'earlier' or a list of names"),
     ("envs", {"compare": {}}, "env = 'compare' and envs = ['compare']; expected one of the two"),
     ("env", None, "env = None; expected an environment"),
