@@ -107,5 +107,6 @@ def test_the_arms_say_their_rates_and_what_the_memory_does() -> None:
     assert study.arms[0].description == "Old prompts come back, stored right answers are held."
     rates = "learning rate: 0.0002 with memory, 5e-05 without memory"
     assert stream.rates_in_words(study) == f"{rates}; --lr sets one for both"
-    same = stream.study_of("mine", stages, (1,), {"lr": 1e-4})
-    assert stream.rates_in_words(same) == "learning rate: 0.0001 with memory, 0.0001 without memory"
+    for lr in (1e-4, [[0, 0.0], [100, 1e-4]]):
+        same = stream.study_of("mine", stages, (1,), {"lr": lr})
+        assert stream.rates_in_words(same) == f"learning rate: {lr} with memory, {lr} without memory"

@@ -151,8 +151,9 @@ def memory_in_words(settings: Mapping[str, Any]) -> str:
 def rates_in_words(study: Study) -> str:
     """Return the learning rate of each arm, in a line."""
     rates = {arm.title: arm.settings.get("lr", study.settings["lr"]) for arm in study.arms}
-    each = ", ".join(f"{rate:g} {title}" for title, rate in rates.items())
-    return f"learning rate: {each}" + ("" if len({*rates.values()}) == 1 else "; --lr sets one for both")
+    each = ", ".join(f"{rate} {title}" for title, rate in rates.items())
+    first, *others = rates.values()
+    return f"learning rate: {each}" + ("" if all(rate == first for rate in others) else "; --lr sets one for both")
 
 
 def study_of(
