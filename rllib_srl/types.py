@@ -85,7 +85,6 @@ def _key_of(env_id: str, prompt_id: str, history: tuple[str, ...]) -> str:
 
 
 _CONVERSATIONS = "conversations"  # in `Group.extra`
-TARGET = "target"  # in `Group.extra` of a group of origin "retain"
 HISTORY = "history_of_prompt"  # in `Group.extra` of one of origin "reuse", for the baseline from history
 
 
@@ -214,26 +213,6 @@ class Group:
         return errors
 
 
-@dataclass(frozen=True)
-class Target:
-    """The policy that wrote a right answer, as the learner scored it when it was first trained on.
-
-    Arrays run over the T tokens that the policy wrote, in the order of the stream. A drawn target comes inside a group
-    of origin "retain": `part_of(group, [target.episode])`, with the target in `extra[TARGET]`.
-    """
-
-    group_id: str
-    episode: int  # of the group
-    ids_Tk: np.ndarray  # int32, the k likeliest tokens; k = 0: the sampled token alone
-    logp_Tk: np.ndarray  # float16, nats, at the sampling temperature
-    sampled_logp_T: np.ndarray  # float16, nats, of the tokens in the stream
-
-    @property
-    def num_bytes(self) -> int:
-        """Return the size of the arrays."""
-        return self.ids_Tk.nbytes + self.logp_Tk.nbytes + self.sampled_logp_T.nbytes
-
-
 def with_starts(extra: Mapping[str, Any], starts_G: Sequence[Sequence[int]]) -> dict[str, Any]:
     """Return a `Group.extra` that also holds where conversations begin: {"conversations": {"<g>": starts}}.
 
@@ -347,8 +326,9 @@ def passed(rewards_G: np.ndarray, mark: float | None, default: float) -> np.ndar
 
     Args:
         rewards_G: float32 where they come from a group.
-        mark: the environment's lowest passing reward, None if it defines none. It is compared in the precision of the
-            rewards, because 2/3 in double precision exceeds a float32 reward of 2/3.
-        default: threshold without a mark, compared in double precision: the setting `replay_pass_reward`, or `RIGHT`.
+        mark: the environment's lowest passing reward, None if it defines none.
+        default: threshold without a mark: the setting `replay_pass_reward`, or `RIGHT`.
+
+    Both are compared in the precision of the rewards, because 2/3 in double precision exceeds a float32 reward of 2/3.
     """
     return rewards_G >= default if mark is None else rewards_G >= np.asarray(mark, rewards_G.dtype)

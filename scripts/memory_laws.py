@@ -26,7 +26,6 @@ def content(tables: Tables) -> dict[str, Any]:
         "vectors": {slot: vector.tobytes() for slot, vector in zip(with_vector.tolist(), vectors_KD, strict=True)},
         "groups": {seqs[at]: (tables.groups[at].tobytes(), tables.group_ids[at]) for at in groups},
         "groups of items": {slot: [seqs[at] for at in tables.groups_of(slot)] for slot in slots},
-        "targets": dict(tables.targets),
     }
 
 
@@ -46,7 +45,6 @@ def check_tables(tables: Tables, store: Store) -> None:
     assert (items_N["alpha"] > 0).all() and (items_N["beta"] > 0).all()
     assert (items_N["last_review"] <= items_N["due"]).all() and (items_N["domain"] < len(tables.domains)).all()
     seqs = set(groups_N["seq"].tolist())
-    assert {seq for seq, _ in tables.targets} <= seqs
     assert {seq for (seq,) in store._read("SELECT seq FROM payloads")} == seqs
 
 

@@ -17,20 +17,21 @@ import matplotlib
 import numpy as np
 
 from rllib_srl.studies.report.charts import COLOURS, DASHES, FONT
-from scripts.retention_study import NUM_TASKS, PLANS, TESTED, TOKENS, best, read_rows, rows_of, rows_of_arm
+from scripts.retention_study import ATTEMPT_3, NUM_TASKS, TOKENS, best, read_rows, rows_of, rows_of_arm
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-TITLES = {"none": "no memory", "uniform": "old prompts come back", TESTED: "old answers are held"}
+HELD = "cross_entropy"
+TITLES = {"none": "no memory", "uniform": "old prompts come back", HELD: "old answers are held"}
 SIZE = (9.6, 2.5)  # inches
-PLAN = PLANS[0]  # conflict streams
+PLAN = ATTEMPT_3[0]  # conflict streams
 
 
 def median_seed(rows: Sequence[Mapping[str, Any]]) -> int:
     """Return the seed of the proof with the lower median of tested form minus uniform revisits."""
     final = {(row["arm"], row["seed"]): row["final"] for row in rows if row["kind"] == PLAN.kind}
-    gains = sorted((final[TESTED, seed] - final["uniform", seed], seed) for seed in PLAN.table)
+    gains = sorted((final[HELD, seed] - final["uniform", seed], seed) for seed in PLAN.table)
     return gains[(len(gains) - 1) // 2][1]
 
 
@@ -41,7 +42,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     tokens = np.arange(NUM_TASKS + 1) * TOKENS / 1000
     with matplotlib.rc_context({**FONT, "font.size": 8, "svg.hashsalt": "retention"}):
         figure, panels = pyplot.subplots(1, NUM_TASKS, figsize=SIZE, sharey=True, layout="constrained")
-        for stage, (panel, task) in enumerate(zip(panels, chosen[TESTED]["tasks"], strict=True)):
+        for stage, (panel, task) in enumerate(zip(panels, chosen[HELD]["tasks"], strict=True)):
             panel.axvspan(tokens[stage], tokens[stage + 1], color="#eeeeee", lw=0)
             for (arm, title), colour, dash in zip(TITLES.items(), ("#888888", *COLOURS), DASHES, strict=False):
                 row = chosen[arm]

@@ -6,7 +6,8 @@
 
 Each trial adds one row to DIRECTORY/trials.jsonl; docs/data/retention has the rows that docs/LOG.md reports. An arm
 with more than one setting runs all of them on the development seeds of its plan; the one with the best mean final
-accuracy runs on the seeds of the table. docs/design/0023-retention.md has the plans.
+accuracy runs on the seeds of the table. docs/design/0023-retention.md has the plans. The rows of docs/data/retention
+are of commit 1450ad87: it has the losses of all arms, and draws answers for cross-entropy in a slightly different way.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from rllib_srl.algorithm.evaluation import GREEDY
 from rllib_srl.algorithm.named import MEMORIES
 from rllib_srl.cli.shared.run_log import json_lines
 from rllib_srl.cli.shared.settings import build_config
-from rllib_srl.contrib.retained import AsActed, CrossEntropy, FromStart, Importance
 from rllib_srl.studies.accuracy import FinalParts, final_parts, forgetting
 from rllib_srl.studies.seeds import bootstrap_interval, holm, is_not_worse, paired_test
 from rllib_srl.tune_configs.arms import COMMON
@@ -100,7 +100,7 @@ class Arm(NamedTuple):
     fixed: dict[str, Any]
     tuned: str
     values: Sequence[float]
-    learner: type | None = None  # in place of the ordinary one
+    is_former: bool = False  # its loss is no longer in the package
     is_joint: bool = False  # all tasks from the start to the end
     like: str = ""  # the arm whose best setting it takes, instead of being tuned
     tokens: float = 1.0  # part of the others' generated tokens
@@ -113,14 +113,14 @@ FIT = (0.03, 0.1, 0.3, 1.0)
 ARMS = {
     "none": Arm(NONE, "lr", RATES),
     "uniform": Arm(AT_RATE, "replay_revisit_fraction", SHARES),
-    TESTED: Arm(REVISITS, "replay_retain", WEIGHTS),
-    "srl": Arm({**MEMORIES["srl"], "lr": RATE}, "replay_revisit_fraction", SHARES),
-    "retention": Arm(AT_RATE, "replay_retain", WEIGHTS),
-    "retention_60": Arm(AT_RATE, "replay_retain", WEIGHTS, like="retention", tokens=0.6),
-    "cross_entropy": Arm(AT_RATE, "replay_retain", FIT, CrossEntropy),
-    "importance": Arm(AT_RATE, "replay_retain", FIT, Importance),
-    "from_start": Arm(AT_RATE, "replay_retain", WEIGHTS, FromStart),
-    "as_acted": Arm({**AT_RATE, "replay_retain_top_k": 0}, "replay_retain", WEIGHTS, AsActed),
+    TESTED: Arm(REVISITS, "replay_retain", WEIGHTS, is_former=True),
+    "srl": Arm({**MEMORIES["srl"], "lr": RATE}, "replay_revisit_fraction", SHARES, is_former=True),
+    "retention": Arm(AT_RATE, "replay_retain", WEIGHTS, is_former=True),
+    "retention_60": Arm(AT_RATE, "replay_retain", WEIGHTS, is_former=True, like="retention", tokens=0.6),
+    "cross_entropy": Arm(AT_RATE, "replay_retain", FIT),
+    "importance": Arm(AT_RATE, "replay_retain", FIT, is_former=True),
+    "from_start": Arm(AT_RATE, "replay_retain", WEIGHTS, is_former=True),
+    "as_acted": Arm({**AT_RATE, "replay_retain_top_k": 0}, "replay_retain", WEIGHTS, is_former=True),
     "lwf": Arm(REVISITS, "lwf", FIT),
     "joint": Arm(NONE, "lr", RATES, is_joint=True),
 }
@@ -257,10 +257,7 @@ def run(trial: Trial, tasks: Sequence[str]) -> dict[str, Any]:
     """
     marks = NUM_AT_MARKS if any(trial.seed in plan.table for plan in PLANS) else 0
     begin, seconds, trained, num_held = time.perf_counter(), 0.0, 0, 0
-    config = build_config(settings_of(trial, tasks))
-    if (learner := ARMS[trial.arm].learner) is not None:
-        config.learners(learner_class=learner)
-    algo = config.build_algo()
+    algo = build_config(settings_of(trial, tasks)).build_algo()
     try:
         before, rows, held = accuracies(algo, tasks, marks), list[list[float]](), dict[str, Any]()
         while len(rows) < len(tasks):
@@ -446,6 +443,8 @@ def main() -> None:
             time.sleep(20)  # the other process runs it
             continue
         trial = todo[-1 if arguments.last else 0]
+        if ARMS[trial.arm].is_former:
+            raise SystemExit(f"the loss of {trial.arm} is no longer in the package; run it with commit 1450ad87")
         row = run(trial, draw_stream(trial.kind, trial.seed))
         if trial in missing(read_rows(path)):
             with path.open("a") as file:

@@ -43,8 +43,8 @@ SRL: dict[str, Any] = {
     "replay_diversity_coeff": 0.5,
 }
 RETENTION = Arm(
-    "retention", "held answers", "Stored right answers are held at the policy that gave them; a tenth are old prompts.",
-    {"replay_revisit_fraction": 0.1, "replay_retain": 3.0},
+    "retention", "held answers", "Stored right answers of earlier tasks are trained on again, by cross-entropy.",
+    {"replay_revisit_fraction": 0.0, "replay_retain": 1.0},
 )  # fmt: skip
 
 

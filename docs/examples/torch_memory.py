@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from rllib_srl.memory import Retention, SRLReplayBuffer
-from rllib_srl.types import TARGET, Group, Prompt, StopReason
+from rllib_srl.types import Group, Prompt, StopReason
 
 DIGITS = torch.arange(10)
 TASKS = {"large": (DIGITS >= 5).long(), "odd": DIGITS % 2}  # the right answer to each digit
@@ -31,29 +31,25 @@ def run(weight: float) -> dict[str, float]:
     torch.manual_seed(1)
     policy = torch.nn.Sequential(torch.nn.EmbeddingBag(12, 32, mode="sum"), torch.nn.ReLU(), torch.nn.Linear(32, 2))
     optimizer = torch.optim.Adam(policy.parameters(), lr=0.003)
-    buffer, retention = SRLReplayBuffer(capacity=1_000, admit=None), Retention(weight, top_k=2)
+    buffer, retention = SRLReplayBuffer(capacity=1_000, admit=None), Retention(weight)
     for now in range(1, 1 + len(TASKS) * ITERATIONS):
         task = list(TASKS)[(now - 1) // ITERATIONS]
-        logits_DV = policy(ASKED[task])
-        likely = torch.distributions.Categorical(logits=logits_DV)
+        likely = torch.distributions.Categorical(logits=policy(ASKED[task]))
         answers_GD = likely.sample((GROUP_SIZE,))
         logp_GD, rewards_GD = likely.log_prob(answers_GD), (answers_GD == TASKS[task]).float()
         loss = -((rewards_GD - rewards_GD.mean(0)) * logp_GD).mean()
-        if held := buffer.draw_targets(16, now, without_domains=[task]):  # answers to what is not learned now
+        if held := buffer.draw_answers(16, now, without_domains=[task]):  # answers to what is not learned now
             tokens = torch.tensor(np.array([one.token_ids_N for one in held])).long()
-            targets, domains = [one.extra[TARGET] for one in held], [one.prompt.domain for one in held]
-            loss = loss + retention.loss(policy(tokens[:, :2]).split(1), tokens[:, 2:].unbind(), targets, domains)
+            domains = [one.prompt.domain for one in held]
+            loss = loss + retention.loss(policy(tokens[:, :2]).split(1), tokens[:, 2:].unbind(), domains)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         played = [one.detach().T.numpy() for one in (answers_GD, logp_GD, rewards_GD)]
         buffer.add([group_of(f"{now}.{d}", task, d, *(one[d] for one in played)) for d in range(10)], now)
-        right = [(d, int(rewards_GD[:, d].argmax())) for d in range(10) if rewards_GD[:, d].any()]
-        new = [retention.target(logits_DV[[d]], answers_GD[g, [d]], f"{now}.{d}", g) for d, g in right]
-        buffer.add_targets(new, now, per_domain=128)
     return {task: policy(ASKED[task]).softmax(1)[DIGITS, TASKS[task]].mean().item() for task in TASKS}
 
 
 if __name__ == "__main__":
-    for name, weight in (("without", 0.0), ("with   ", 3.0)):
+    for name, weight in (("without", 0.0), ("with   ", 1.0)):
         print(name, "retention ", "  ".join(f"{task} {accuracy:.2f}" for task, accuracy in run(weight).items()))

@@ -11,7 +11,7 @@ only checkpoints sealed with this user's key; `restore_weights` reads arrays onl
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from rllib_srl.algorithm.config import NAME_CODE, SRLConfig
 from rllib_srl.algorithm.metrics import Report
 from rllib_srl.algorithm.resources import draining_nodes
 from rllib_srl.common.callbacks import set_states, states_of
+from rllib_srl.common.environments import grading_digest
 from rllib_srl.common.loading import functions_in
 from rllib_srl.common.remote_calls import ProcessLost, cause_of, first_line
 from rllib_srl.curriculum.prompts import PromptSource
@@ -74,6 +75,7 @@ class SavedAlgorithm(Algorithm):
     _is_saving = False
     _is_stopped = False
     _is_due = False  # is a checkpoint due after the iteration?
+    _regraded: Sequence[str] = ()  # environments whose grading differs from that of the restored checkpoint
 
     def lost(self, error: Exception) -> ProcessLost:
         """End the learners, which may wait forever in a collective for a lost one; return the error to raise."""
@@ -115,7 +117,7 @@ class SavedAlgorithm(Algorithm):
         """Return RLlib's state and SRL's: prompt source, rollouts, memory and callbacks."""
         srl_state: dict[str, Any] = {"prompts": self.source.get_state(), "rollouts": self.rollouts.get_state()}
         srl_state["memory"], srl_state["vocabulary"] = self.memory.get_state(), self._vocabulary
-        srl_state["callbacks"] = states_of(self)
+        srl_state["callbacks"], srl_state["gradings"] = states_of(self), self._gradings
         if self.retention:
             srl_state["retention"] = self.retention.get_state()
         if self.config.fsdp:  # RLlib reads the full state from one learner
@@ -142,12 +144,20 @@ class SavedAlgorithm(Algorithm):
             self.source.set_state(state["srl"]["prompts"])
             self.memory.set_state(state["srl"]["memory"])
             set_states(self, state["srl"]["callbacks"])
+            stored = state["srl"]["gradings"]
+            self._regraded = [name for name, own in self._gradings.items() if stored.get(name, own) != own]
             if self.retention and "retention" in state["srl"]:  # a run without retention may be resumed with it
                 self.retention.set_state(state["srl"]["retention"])
             if "snapshot" in state["srl"]:
                 self._restore_memory(Path(state["srl"]["snapshot"]))
         if COMPONENT_LEARNER_GROUP in state:
             self._sync_restored()
+
+    @cached_property
+    def _gradings(self) -> dict[str, str]:
+        """The `grading_digest` of each environment."""
+        configs = self.config.env_configs()
+        return {name: grading_digest(env, configs[name]) for name, env in self.source.environments.items()}
 
     @cached_property
     def _vocabulary(self) -> str:
@@ -208,7 +218,14 @@ class SavedAlgorithm(Algorithm):
         return saved
 
     def _restore_memory(self, directory: Path) -> None:
+        """Restore the memory; stored answers of environments whose grading has changed since are not held any more."""
         self.report.count("num_groups_undone", self.memory.restore(directory))
+        num = self.memory.drop_answers(self._regraded, self.iteration) if self._regraded and self.memory.is_on else 0
+        if num and self.retention:
+            self.report.warn(
+                f"{', '.join(self._regraded)}: config or code has changed since the checkpoint, so {num} stored "
+                "answers may no longer be right and are not held; answers that are graded from now on take their place"
+            )
         if self.ratings is not None:
             self.ratings.restart()
 

@@ -27,7 +27,6 @@ from rllib_srl.algorithm.resources import num_gpus_here
 from rllib_srl.algorithm.settings import warn_once
 from rllib_srl.common.environments import lacks
 from rllib_srl.common.loading import OWN_DATA
-from rllib_srl.common.setting_model import is_integer
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import ModelError, ModelSizes, cache_root, described_model, sizes_of
@@ -147,9 +146,6 @@ def _of_sizes(config: Any, sizes: ModelSizes) -> Iterator[str]:
         yield f"max_episode_tokens = {tokens}; expected at most {longest}, the context of the model"
     if sizes.num_tokens is None:
         return
-    top_k = config.replay_retain_top_k
-    if is_integer(top_k, sizes.num_tokens + 1):
-        yield f"replay_retain_top_k = {top_k}; expected at most {sizes.num_tokens}, the vocabulary of the model"
     if not any(parameter_errors(config.regularisers)):
         yield from size_errors(made(config.regularisers), sizes.num_tokens)
 

@@ -162,7 +162,7 @@ class Report:
     def retention(
         self, values: Mapping[str, float], by_domain: Mapping[str, Mapping[str, float]], warnings: Sequence[str]
     ) -> None:
-        """Log the stored answers that an update held, and how many targets it produced."""
+        """Log the stored answers that an update held."""
         for line in warnings:
             self.warn(line)
         rows: list[tuple[tuple[str, ...], float]] = [(("retention", name), value) for name, value in values.items()]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import secrets
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -43,7 +43,6 @@ from rllib_srl.batch.advantages import AdvantageBatch, AdvantageEstimator, has_v
 from rllib_srl.batch.posterior import NO_HISTORY
 from rllib_srl.batch.shard import TrainingShard, build_shards
 from rllib_srl.common.callbacks import augmented, call_finished, call_rllibs, call_stopped, hooks, planned
-from rllib_srl.common.environments import grading_digest
 from rllib_srl.common.remote_calls import is_loss
 from rllib_srl.curriculum.curriculum import Batch, Curriculum, Plan, weighted
 from rllib_srl.curriculum.prompts import PromptSource
@@ -175,9 +174,7 @@ class SRL(SavedAlgorithm):
             return None
         from rllib_srl.learner.group.retention import Retention
 
-        configs = self.config.env_configs()
-        gradings = {name: grading_digest(env, configs[name]) for name, env in self.source.environments.items()}
-        return (kind or Retention)(settings, self.memory, self.learners, self.config.sync_timeout_s, gradings)
+        return (kind or Retention)(settings, self.memory, self.learners, self.config.sync_timeout_s)
 
     def _make_weight_sync(self, model_dir: Path) -> WeightSync:
         config, timeout_s = self.config, self.config.sync_timeout_s
@@ -290,14 +287,14 @@ class SRL(SavedAlgorithm):
         it.visits = self.memory.add(it.groups, it.now)
         version = self.version if self.advantage_estimator.uses_history else None
         it.reused = self.memory.draw_groups(it.num_played, it.now, version, it.plan.num_reused)
-        it.held = self.retention.draw(it.groups, it.now) if self.retention else []
+        it.held = self.retention.draw(it.groups, it.reused, it.now) if self.retention else []
 
     def _look_back(self, it: Iteration, is_updated: bool) -> list[str]:
         """Give the learner's feedback to the memory, call the callbacks, return the domains whose stage has ended."""
         if is_updated and it.reused:
             self.memory.look_back(it.reused, self.learners.num_left_out(self.config.sync_timeout_s), it.now)
         if is_updated and self.retention:
-            self.report.retention(*self.retention.keep(it.now))
+            self.report.retention(*self.retention.report())
         ended = self.curriculum.end(it.plan, it.groups)
         refused = {name for name, visit in it.visits.items() if visit.without_loss}
         self._end_stages(ended, [group for group in it.groups if group.group_id not in refused])
@@ -414,8 +411,7 @@ class SRL(SavedAlgorithm):
             longest=settings.longest_answer,
         )
         if self.retention:
-            oldest = self.version - self.config.max_lag
-            self.retention.add_to(shards, it.held, _stored(it.groups, it.visits), it.batch.groups, oldest)
+            self.retention.add_to(shards, it.held)
         return shards
 
     def _kl_in_reward(self, groups: Sequence[GroupMeta]) -> list[np.ndarray] | None:
@@ -534,12 +530,6 @@ class SRL(SavedAlgorithm):
     def _timed(self, name: str) -> Iterator[None]:
         with self.metrics.log_time((TIMERS, name), reduce="mean", window=1):
             yield
-
-
-def _stored(groups: Sequence[GroupMeta], visits: Mapping[str, Visit]) -> list[tuple[GroupMeta, Collection[int]]]:
-    """Return the groups that the memory has stored, each with the episodes that it keeps out of the loss."""
-    pairs = [(group, visits.get(group.group_id)) for group in groups]
-    return [(group, visit.without_loss) for group, visit in pairs if visit is not None and not visit.refused]
 
 
 def _histories(groups: Sequence[GroupMeta], visits: Mapping[str, Visit]) -> list[History]:

@@ -167,13 +167,10 @@ class MicroBatch(TypedDict, Generic[Array]):
     stage_logp: NotRequired[Array]  # [N], nats; under the policy at the end of the last stage
     has_teacher: NotRequired[Array]  # bool [N], whether the KL to a teacher acts; with `teacher_logp`
     teacher_logp: NotRequired[Array]  # [N], nats
-    teacher_top: NotRequired[Array]  # [N, k], nats, log-probs of the teacher's likeliest tokens, `stored_tokens`
-    num_top: NotRequired[int]  # likeliest tokens that the forward pass returns; in the first pass only
-    top_at: NotRequired[Array]  # int64 [M], the loss tokens for which it returns them
-    stored_tokens: NotRequired[Array]  # int64 [N, k]; of held answers, with the next two, or of teachers
-    stored_top: NotRequired[Array]  # [N, k], nats, their log-probs when the answer was first trained on
-    stored_sampled: NotRequired[Array]  # [N], nats, stored log-probs of `target`
-    is_noted: NotRequired[bool]  # whether the KL of these answers was reported
+    num_top: NotRequired[int]  # number of likeliest tokens that a teacher's forward pass returns
+    given_tokens: NotRequired[Array]  # int64 [N, k], a teacher's likeliest tokens; with `teacher_top`
+    teacher_top: NotRequired[Array]  # [N, k], nats, their log-probs under the teacher
+    is_noted: NotRequired[bool]  # whether the loss of these held answers was reported
     prox_logp: NotRequired[Array]  # [N], nats; from the first pass on, as is `is_kept`
     is_kept: NotRequired[Array]  # bool [N]; of reused episodes
     stats: NotRequired[dict[str, Any]]  # sums for the metrics, between loss and backward pass

@@ -63,7 +63,7 @@ MEMORY = {  # metric of the memory -> title
 HELD = {  # metric of retention -> title
     "num_held": "stored answers held by the last update",
     "weight": "their weight in the loss",
-    "kl": "KL to the policy that gave them, nats per answer",
+    "delta": "how much less likely than when they were written, nats per answer (below 0: likelier)",
 }
 OF_DOMAIN = {  # metric of a domain -> title
     "num_items": "prompts stored",

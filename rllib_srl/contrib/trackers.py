@@ -214,7 +214,7 @@ GAUGES = {  # name -> pattern of the metric's name (docs/metrics.md) with the do
     "live_share": (r"env_runners/live_token_share", "share of the generated tokens that are trained on"),
     "accuracy": (r"evaluation/by_domain/(.+)/accuracy", "share of right greedy answers to held-out prompts"),
     "forgetting": (r"planner/forgetting", "best minus current accuracy, mean over domains"),
-    "retention_kl": (r"retention/by_domain/(.+)/kl", "KL of stored and present policy on held answers, nats"),
+    "retention_nll": (r"retention/by_domain/(.+)/nll", "mean -log-prob of held answers under the present policy, nats"),
     "canary_gap": (r"weight_sync/canary_max", "largest difference of engine and learner log-probs, nats a token"),
 }
 

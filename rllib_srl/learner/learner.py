@@ -50,11 +50,11 @@ from rllib_srl.learner.sharding import (
     whole_optimizer_state,
 )
 from rllib_srl.learner.trie_attention import compiled_flex, is_sharing_exact
-from rllib_srl.types import Group, Target
+from rllib_srl.types import Group
 
 if TYPE_CHECKING:  # at run time imported only if a run needs it
     from rllib_srl.learner.regularisers.regularisers import Regularisers
-    from rllib_srl.learner.retention import Conflict, HeldReport, StoredAnswers
+    from rllib_srl.learner.retention import Conflict, HeldAnswers, HeldReport
 
 TIMERS = ("layout_s", "forward_backward_s", "reduce_s", "optimizer_s")
 
@@ -73,7 +73,7 @@ class GRPOTorchLearner(TorchLearner):
     frozen: FrozenPolicies  # policies that score but are not trained, including the reference
     reference: FrozenPolicy | None  # of the KL; None without a KL term
     regularisers: Regularisers | None  # terms that keep the policy near what it has learned; None without any
-    retention: StoredAnswers | None  # stored answers that are held; None with `replay_retain` = 0
+    retention: HeldAnswers | None  # stored answers that are held; None with `replay_retain` = 0
     conflict: Conflict  # compares their gradient with the rest; set if they are held
     can_share_prefixes: bool  # whether micro-batches are tries; False pads
 
@@ -110,18 +110,11 @@ class GRPOTorchLearner(TorchLearner):
         self.can_share_prefixes = bool(is_exact)
         self.retention = None
         if config.replay_retain:
-            from rllib_srl.learner.retention import Conflict
+            from rllib_srl.learner.retention import Conflict, HeldAnswers
 
             last = self.model.base_model.layers[-1]
             self.conflict = Conflict(list(self._params.values()), last, self._summed_gradients)
-            kind = self.stored_answers()
-            self.retention = kind(config, self.scorer, self.can_share_prefixes, self._empty_passes)
-
-    def stored_answers(self) -> type[StoredAnswers]:
-        """Return the class that holds stored answers; a learner with another term overrides it."""
-        from rllib_srl.learner.retention import StoredAnswers
-
-        return StoredAnswers
+            self.retention = HeldAnswers(config, self.scorer, self.can_share_prefixes, self._empty_passes)
 
     def _make_module(self) -> Any:
         module = super()._make_module()
@@ -177,7 +170,7 @@ class GRPOTorchLearner(TorchLearner):
                 self._run_empty_of_reference(num_empty, also_others=not is_reused)
         if self.retention is not None:
             with self._timed("retention_s"):
-                self._has_held = self.retention.begin(shard, groups, self._micro_batches[False])
+                self._has_held = self.retention.begin(shard)
         # A count of the whole batch: a learner without reused groups must still join the all-reduce.
         self._has_reused = shard.num_reused_tokens > 0
         return [shard] * num_epochs
@@ -284,10 +277,8 @@ class GRPOTorchLearner(TorchLearner):
         return fwd_out
 
     def _take_first_pass(self, batch: MicroBatch[torch.Tensor], fwd_out: dict[str, torch.Tensor]) -> None:
-        """Store the values that stay fixed for all epochs: `prox_logp`, targets, drift; no extra pass."""
+        """Store the values that stay fixed for all epochs: `prox_logp` and drift; no extra pass."""
         first_pass(batch, fwd_out["logp"], self.settings.max_logp_gap)
-        if self.retention is not None:
-            self.retention.keep(batch, fwd_out)
         if batch["is_reused"]:
             self._left_out.update(self._group_of_B[b] for b in batch["episode"][~batch["is_kept"]].unique().tolist())
 
@@ -341,12 +332,8 @@ class GRPOTorchLearner(TorchLearner):
         """Return how many episodes of each reused group the last update left out, by group id; see `first_pass`."""
         return dict(self._left_out)
 
-    def take_targets(self) -> list[Target]:
-        """Return and clear the targets of this learner's right answers in the last update."""
-        return self.retention.take() if self.retention is not None else []
-
     def retention_report(self) -> HeldReport | None:
-        """Return and clear the update's report on held answers; see `StoredAnswers.report`."""
+        """Return and clear the update's report on held answers; see `HeldAnswers.report`."""
         return self.retention.report() if self.retention is not None else None
 
     def episode_kl(self, shard: TrainingShard) -> list[list[float]]:

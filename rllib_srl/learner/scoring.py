@@ -68,12 +68,11 @@ def token_logps(model: Any, batch: MicroBatch[torch.Tensor]) -> dict[str, torch.
     Args:
         model: a Hugging Face causal language model.
         batch: `token_ids`, `position_ids`, `trie` (R is 1) or `attention_mask`, `predictor`, `target`, `temperature`
-            (> 0); `num_top` asks for the likeliest tokens where `top_at` [M] says, `stored_tokens` [N, k] for the
-            log-probs of given ones.
+            (> 0); `num_top` asks for the k likeliest tokens, `given_tokens` [N, k] for the log-probs of given ones.
 
     Returns:
         `logp` and `entropy`, fp32 [N], nats, of softmax(logits / temperature), with gradients. With `num_top` also
-        `top_tokens` and `top_logp` [M, k], without gradient; with `stored_tokens` also `stored_logp` [N, k], with
+        `top_tokens` and `top_logp` [N, k], without gradient; with `given_tokens` also `given_logp` [N, k], with
         gradient.
 
     Raises:
@@ -89,19 +88,18 @@ def token_logps(model: Any, batch: MicroBatch[torch.Tensor]) -> dict[str, torch.
     scale = Scale(float(batch["temperature"]), getattr(model.config, "final_logit_softcapping", None))
     weight_VD: Any = head.weight
     out = {}
-    if "stored_tokens" in batch:  # one pass of the head for all of them
-        stored_Nk = batch["stored_tokens"]
-        rows = torch.cat([row_N, row_N.repeat_interleave(stored_Nk.shape[1])])
-        tokens = torch.cat([target_N, stored_Nk.flatten()])
+    if "given_tokens" in batch:  # one pass of the head for all of them
+        given_Nk = batch["given_tokens"]
+        rows = torch.cat([row_N, row_N.repeat_interleave(given_Nk.shape[1])])
+        tokens = torch.cat([target_N, given_Nk.flatten()])
         logp, entropy = token_scores(hidden_UD, weight_VD, rows, tokens, scale)
         logp_N, entropy_N = logp[: len(row_N)], entropy[: len(row_N)]
-        out["stored_logp"] = logp[len(row_N) :].view(stored_Nk.shape)
+        out["given_logp"] = logp[len(row_N) :].view(given_Nk.shape)
     else:
         logp_N, entropy_N = token_scores(hidden_UD, weight_VD, row_N, target_N, scale)
     if "num_top" in batch:
-        wanted_U, at_M = torch.unique(row_N[batch["top_at"]], return_inverse=True)
-        tokens_Uk, logp_Uk = top_tokens(hidden_UD[wanted_U], weight_VD, batch["num_top"], scale)
-        out |= {"top_tokens": tokens_Uk[at_M], "top_logp": logp_Uk[at_M]}
+        tokens_Uk, logp_Uk = top_tokens(hidden_UD, weight_VD, batch["num_top"], scale)
+        out |= {"top_tokens": tokens_Uk[row_N], "top_logp": logp_Uk[row_N]}
     return out | {"logp": logp_N, "entropy": entropy_N}
 
 
@@ -204,9 +202,6 @@ def top_tokens(
     hidden_UD: torch.Tensor, weight_VD: torch.Tensor, num: int, scale: Scale
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the k likeliest tokens of each row, int64 [U, k], and their log-probs, fp32 [U, k], without gradient."""
-    if not num:
-        none = hidden_UD.new_zeros((len(hidden_UD), 0))
-        return none.long(), none
     tokens, logps, dtype = [], [], _compute_dtype(hidden_UD)
     with torch.no_grad():
         weight = weight_VD.to(dtype)

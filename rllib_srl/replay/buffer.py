@@ -4,7 +4,7 @@
     visits = buffer.add(groups, now)            store, grade, reschedule           one commit, then acknowledged
     prompts = buffer.draw_prompts(4, now)       play again (revisit)               draws are committed too, so a
     groups = buffer.draw_groups(4, now)         train again (reuse)                restart does not repeat them
-    groups = buffer.draw_targets(4, now)        right answers to hold (retain)
+    groups = buffer.draw_answers(4, now)        right answers to hold (retain)
     buffer.rate_answers(rated, ...)             rewards of stored answers by people
 
 Every call takes the training iteration as `now` and, from other processes, the name of the call as `request`: a call
@@ -25,19 +25,19 @@ import numpy as np
 
 from rllib_srl.batch.parts import part_of
 from rllib_srl.common.decoder import decoder_of
+from rllib_srl.replay.answers import draw_answers
 from rllib_srl.replay.diversity.embedders import EMBEDDINGS, Embedder
 from rllib_srl.replay.diversity.neighbours import check_card
-from rllib_srl.replay.history import DomainStatistics, history_of
+from rllib_srl.replay.history import DomainStatistics, history_of, right_answers
 from rllib_srl.replay.intake import ON_GROUP, Intake, Visit, parts_of
 from rllib_srl.replay.metrics import stats_of
-from rllib_srl.replay.payloads import decode_target, prompt_fields, prompt_of
+from rllib_srl.replay.payloads import prompt_fields, prompt_of
 from rllib_srl.replay.ratings import RatedAnswer, RatedGroup, RatedGroups, grade_of
 from rllib_srl.replay.schedule.recall import Recall
 from rllib_srl.replay.selection.sampler import Draws
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store import Store
-from rllib_srl.replay.targets import draw_targets, drop_targets, put_targets
-from rllib_srl.types import HISTORY, TARGET, Group, History, Prompt, Target
+from rllib_srl.types import HISTORY, Group, History, Prompt
 
 Answer = TypeVar("Answer")
 STREAMS = ("revisit", "reuse", "retain", "grow", "evict")
@@ -258,23 +258,7 @@ class SRLReplayBuffer:
         mean, item = self.domain_statistics.mean(group.prompt.domain), self.tables.items[row["slot"]]
         return history_of(item, version, self.settings.history_half_life, mean, group, row)
 
-    def add_targets(self, targets: Sequence[Target], now: int, request: str = "", per_domain: int | None = None) -> int:
-        """Store the targets of right answers; return how many have a stored group.
-
-        A target that is stored already is replaced. Each domain keeps the `per_domain` targets of its newest groups.
-        """
-
-        def work() -> int:
-            num, num_surplus = put_targets(self.tables, self.store, targets, per_domain)
-            self.counts["num_targets_replaced"] += num_surplus
-            return num
-
-        return self._once(request, work)
-
-    def drop_targets(self, env_ids: Collection[str], request: str = "") -> int:
-        return self._once(request, lambda: drop_targets(self.tables, self.store, env_ids))
-
-    def draw_targets(
+    def draw_answers(
         self,
         num: int,
         now: int,
@@ -282,24 +266,42 @@ class SRLReplayBuffer:
         without_domains: Collection[str] = (),
         without_keys: Collection[str] = (),
     ) -> list[Group]:
-        """Draw stored right answers that have targets, fewer only if fewer are stored; see `targets.draw_targets`.
+        """Draw stored right answers to hold, fewer only if fewer can be drawn; see `answers.draw_answers`.
 
         Left out are domains by name, such as the one that is trained now, and prompts by key, such as those in the
-        batch. Returned are groups of one episode, with `origin` "retain" and the target in `extra[TARGET]`.
+        batch. Returned are groups of one episode, with the `origin` "retain". A repeated request whose groups have been
+        removed is a StoreError.
         """
+        drawn = list[Group]()
 
         def work() -> list[tuple[int, int]]:
             domains = [number for number, name in enumerate(self.tables.domains) if name in without_domains]
-            slots = self._slots_of(without_keys)
-            places = draw_targets(self.tables, num, self.generators["retain"], slots, domains)
-            self.counts["num_retained"] += len(places)
-            return places
+            slots, episodes = self._slots_of(without_keys), list[tuple[int, int]]()
+            for seq, number in draw_answers(self.tables, num, self.generators["retain"], slots, domains):
+                group = self.store.group(seq, "retain")
+                right = right_answers(group, self.settings.pass_reward)
+                if number < len(right):  # not if `pass_reward` was raised since the group was stored
+                    drawn.append(part_of(group, [right[number]]))
+                    episodes.append((seq, right[number]))
+            self.counts["num_retained"] += len(drawn)
+            return episodes
 
-        return [self._retained(seq, episode) for seq, episode in self._once(request, work)]
+        answer = self._once(request, work)
+        return drawn or [part_of(self.store.group(seq, "retain"), [episode]) for seq, episode in answer]
 
-    def _retained(self, seq: int, episode: int) -> Group:
-        group = part_of(self.store.group(seq, "retain"), [episode])
-        return replace(group, extra={**group.extra, TARGET: decode_target(self.store.target(seq, episode))})
+    def drop_answers(self, env_ids: Collection[str], request: str = "") -> int:
+        """Never hold the stored answers of some environments, whose grading has changed; return their number."""
+
+        def work() -> int:
+            groups, slots = self.tables.groups, self.tables.slots().tolist()
+            of_envs = [slot for slot in slots if self.tables.prompt_of(slot).env_id in env_ids]
+            ats = [at for slot in of_envs for at in self.tables.groups_of(slot)]
+            num = int(groups["num_answers"][ats].sum())
+            groups.update(ats, num_answers=0)
+            self.counts["num_answers_outdated"] += num
+            return num
+
+        return self._once(request, work)
 
     def rate_answers(
         self, groups: Sequence[RatedGroup], source: str, position: int, now: int, request: str = ""
@@ -349,7 +351,7 @@ class SRLReplayBuffer:
         return self._once(request, work)
 
     def remove(self, keys: Collection[str] = (), domain: str | None = None, before: int | None = None) -> int:
-        """Remove items with their groups, answers and targets, so that no byte of them stays in the store's files.
+        """Remove items with their groups and answers, so that no byte of them stays in the store's files.
 
         Removed are items by `keys`, those of a domain, and items and groups that were visited last `before` an
         iteration. The names of domains and the counts stay, and checkpoints have copies. Returns the number of items.

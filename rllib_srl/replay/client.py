@@ -241,22 +241,18 @@ class ReplayClient:
         self.counts.update(num_reuses_owed=num, num_reuses_short=num - len(metas))
         return metas
 
-    def draw_targets(
+    def draw_answers(
         self, num: int, now: int, without_domains: Sequence[str], without_keys: Sequence[str]
     ) -> list[GroupMeta]:
-        """Draw stored answers to hold; they stay in the object store. See `SRLReplayBuffer.draw_targets`."""
-        return self._draw("draw_targets", num, now, without_domains=without_domains, without_keys=without_keys)
+        """Draw right answers to hold; they stay in the object store. See `SRLReplayBuffer.draw_answers`."""
+        return self._draw("draw_answers", num, now, without_domains=without_domains, without_keys=without_keys)
 
     def _draw(self, method: str, num: int, now: int, **arguments: Any) -> list[GroupMeta]:
         arguments["request"] = self._request(now, method)
         return listed(*self.process.call_both(Call.of(RLlibReplayBuffer.draw_apart, method, num, now, **arguments)))
 
-    def add_targets(self, targets: Sequence[Any], now: int, per_domain: int) -> int:
-        """Send targets, or references to them, to the buffer; return how many have a stored group."""
-        return self._do(now, RLlibReplayBuffer.add_targets, list(targets), now, per_domain=per_domain)
-
-    def drop_targets(self, env_ids: Sequence[str], now: int) -> int:
-        return self._do(now, RLlibReplayBuffer.drop_targets, list(env_ids))
+    def drop_answers(self, env_ids: Sequence[str], now: int) -> int:
+        return self._do(now, RLlibReplayBuffer.drop_answers, list(env_ids))
 
     def _owed(self, slots: Slots, num: int) -> int:
         return slots.owed(num) if self.is_on and self.num_items >= self.settings.min_buffer_size else 0

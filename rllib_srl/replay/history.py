@@ -28,8 +28,10 @@ MAX_ZERO_VARIANCE = 8
 _ROUNDING = 1e-9  # episodes
 REWARD_FADE = 0.97  # factor per group
 
+MOST_ANSWERS = 2  # of a group: many prompts represent a skill better than many answers
 OF_GROUP = (  # numbers in the row of a group
-    *("size", "num_success", "reward", "variance", "abs_advantage", "nll", "num_tokens", "num_loss_tokens", "version"),
+    *("size", "num_success", "num_answers", "reward", "variance", "abs_advantage", "nll"),
+    *("num_tokens", "num_loss_tokens", "version"),
 )
 
 
@@ -42,6 +44,7 @@ class GroupFacts:
 
     size: int
     num_success: int
+    num_answers: int  # right answers that may be held
     reward: float  # mean
     reward_sum: float
     variance: float  # population variance of the rewards: ExIt's score S
@@ -64,12 +67,10 @@ def facts_of(group: Group, pass_reward: float) -> GroupFacts:
     squares = float(centred_G @ centred_G)
     deviation = math.sqrt(squares / (size - 1)) if size > 1 else 0.0
     num_loss_tokens = int(np.count_nonzero(group.loss_mask_N))
-    # The setting is compared in double precision: a float32 reward of 0.7 is below a pass_reward of 0.7.
-    mark = group.pass_reward
-    is_success_G = rewards_G >= pass_reward if mark is None else group.is_success_G(pass_reward)[has_reward_G]
     return GroupFacts(
         size=group.size,
-        num_success=int(np.count_nonzero(is_success_G)),
+        num_success=int(np.count_nonzero(group.is_success_G(pass_reward) & has_reward_G)),
+        num_answers=len(right_answers(group, pass_reward)),
         reward=reward,
         reward_sum=reward_sum,
         # Same threshold as `batch.advantages.has_variance`: rounding errors of equal rewards are not a variance.
@@ -81,6 +82,13 @@ def facts_of(group: Group, pass_reward: float) -> GroupFacts:
         version=int(group.versions_G2.min()),
         num_rewarded=len(rewards_G),
     )
+
+
+def right_answers(group: Group, pass_reward: float) -> list[int]:
+    """Return the first `MOST_ANSWERS` episodes of a group that passed and in which the policy wrote something."""
+    is_right_G = group.is_success_G(pass_reward) & group.has_reward_G & (group.num_loss_tokens_G() > 0)
+    right: list[int] = np.flatnonzero(is_right_G)[:MOST_ANSWERS].tolist()
+    return right
 
 
 def discount(half_life: float, num_versions: Any) -> Any:

@@ -1,6 +1,6 @@
 """Hold the items of a memory and their groups: two NumPy tables and a map of keys.
 
-    key -> slot ──> ITEM row, prompt ──> slots of its groups, oldest first ──> GROUP rows, targets
+    key -> slot ──> ITEM row, prompt ──> slots of its groups, oldest first ──> GROUP rows
 
 Rows change only through the methods, which note the slots for the next commit. Groups may take other slots after a
 restart.
@@ -27,7 +27,8 @@ ITEM = np.dtype(
     + [("num_zero_variance", "i4"), ("has_vector", "i4")]  # groups of equal rewards in a row, at most 8
 )
 GROUP = np.dtype(
-    [("seq", "u8"), ("num_bytes", "i4"), ("in_history", "i4")]  # whether the item's history has its rewards
+    [("seq", "u8"), ("num_bytes", "i4"), ("in_history", "i2")]  # whether the item's history has its rewards
+    + [("num_answers", "i2")]  # right answers that may be held
     + [("slot", "i4"), ("born", "i4"), ("version", "i4"), ("uses", "i4")]
     + [("size", "i4"), ("num_success", "i4"), ("reward", "f4"), ("variance", "f4"), ("abs_advantage", "f4")]
     + [("nll", "f4"), ("num_tokens", "i4"), ("num_loss_tokens", "i4")]
@@ -116,7 +117,6 @@ class Tables:
         prompts: Sequence[Prompt] = (),
         groups_N: np.ndarray = NO_GROUPS,
         group_ids: Sequence[str] = (),
-        targets: Mapping[tuple[int, int], int] | None = None,
         vectors_KD: np.ndarray | None = None,
         *,
         next_seq: int = 0,
@@ -126,8 +126,8 @@ class Tables:
     ) -> None:
         """Create tables with the content of a store, empty ones by default.
 
-        Slots are ascending, and groups in the order of seq; `targets` are bytes by seq and episode, `vectors_KD` of the
-        items that have one. An item's `domain` is a position in `domains`, which is final.
+        Slots are ascending, and groups in the order of seq; `vectors_KD` are of the items that have one. An item's
+        `domain` is a position in `domains`, which is final.
         """
         self.next_seq, self.next_group_seq = next_seq, next_group_seq
         self.domains, self.newest_domain = list(domains), newest_domain
@@ -139,7 +139,6 @@ class Tables:
         self._groups_of: dict[int, list[int]] = {slot: [] for slot in slots}
         self.group_ids = dict(zip(range(len(groups_N)), group_ids, strict=True))  # by slot of the group
         self._group_at = {name: at for at, name in self.group_ids.items()}
-        self.targets = dict(targets or {})
         self._vectors_ND = np.zeros((0, 0), np.float32)  # by slot
         if vectors_KD is not None:
             self.set_vectors(np.flatnonzero(self.items["has_vector"]), vectors_KD)
@@ -162,7 +161,7 @@ class Tables:
 
     @property
     def num_bytes(self) -> int:
-        return int(self.groups["num_bytes"].sum()) + sum(self.targets.values())
+        return int(self.groups["num_bytes"].sum())
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -270,8 +269,6 @@ class Tables:
         self.groups.free(group)
         self._groups_of[slot].remove(group)
         self.removed_groups.append(seq)
-        for place in [place for place in self.targets if place[0] == seq]:
-            del self.targets[place]
 
     def changed_items(self) -> list[tuple[int, bytes, Prompt, bytes | None]]:
         """Return slot, row, prompt and vector, if it has one, of each item that was written since the last commit."""

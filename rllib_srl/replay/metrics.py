@@ -10,8 +10,8 @@ from rllib_srl.replay.ratings import RatedGroups
 
 COUNTS = (
     *(f"num_refused_{reason}" for reason in REASONS),
-    *("num_revisits", "num_reuses", "num_retained", "num_evicted", "num_groups_replaced", "num_targets_replaced"),
-    *("num_dropped_drifted", "num_episodes_without_loss", "num_grown", "num_rated"),
+    *("num_revisits", "num_reuses", "num_retained", "num_evicted", "num_groups_replaced"),
+    *("num_dropped_drifted", "num_answers_outdated", "num_episodes_without_loss", "num_grown", "num_rated"),
 )
 COUNTS_OF_DOMAIN = ("num_groups", "num_groups_zero_variance", "num_revisits", "num_reuses")
 
@@ -28,9 +28,7 @@ def stats_of(tables: Tables, counts: Mapping[str, int], rated: RatedGroups, now:
         "num_items": len(tables),
         "num_due": tables.num_due(now),
         "num_stored_groups": tables.num_groups,
-        "num_targets": len(tables.targets),
         "num_bytes_stored": tables.num_bytes,
-        "num_bytes_targets": sum(tables.targets.values()),
         **whole,
         **{f"ratings/{name}": getattr(rated, name) for name in ("num_applied", "num_changed", "num_unused")},
         "num_refused": sum(num for name, num in whole.items() if name.startswith("num_refused_")),

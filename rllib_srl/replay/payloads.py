@@ -1,4 +1,4 @@
-"""Groups and targets as bytes in the format of safetensors, and prompts as JSON.
+"""Groups as bytes in the format of safetensors, and prompts as JSON.
 
 Arrays are tensors; all other fields are JSON in the metadata, without pickle. The same group gives the same bytes in
 every process.
@@ -7,17 +7,15 @@ every process.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from rllib_srl.types import Group, Prompt, StopReason, Target
+from rllib_srl.types import Group, Prompt, StopReason
 
 _ARRAYS = ("token_ids_N", "loss_mask_N", "behaviour_logp_N", "offsets", "rewards_G", "versions_G2")
-_OF_TARGET = ("ids_Tk", "logp_Tk", "sampled_logp_T")
 _COMPACT = json.JSONEncoder(separators=(",", ":"))  # created once: construction costs more than a small value
 _JSON_SCALARS = {type(None), bool, int, float, str}
 
@@ -44,39 +42,21 @@ def encode(group: Group) -> bytes:
         "origin": group.origin,
         "extra": group.extra,
     }
-    return _saved(arrays, header)
-
-
-def decode(payload: bytes, name: str = "", origin: str | None = None) -> Group:
-    """Return the group of a payload, of another origin if one is given; errors have the group's `name`."""
-    header, arrays = _opened(payload, f"group {name}")
-    reasons = tuple(StopReason(value) for value in header.pop("stop_reasons"))
-    fields = {**header, "prompt": prompt_of(header["prompt"]), "origin": origin or header["origin"], **arrays}
-    return Group(stop_reasons=reasons, **fields)
-
-
-def encode_target(target: Target) -> bytes:
-    arrays = {name: np.ascontiguousarray(getattr(target, name)) for name in _OF_TARGET}
-    return _saved(arrays, {"group_id": target.group_id, "episode": target.episode})
-
-
-def decode_target(payload: bytes) -> Target:
-    header, arrays = _opened(payload, "a target")
-    return Target(header["group_id"], header["episode"], **arrays)
-
-
-def _saved(arrays: dict[str, np.ndarray], header: Mapping[str, Any]) -> bytes:
     payload: bytes = save(arrays, {"fields": compact_json(header)})
     return payload
 
 
-def _opened(payload: bytes, what: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def decode(payload: bytes, name: str = "", origin: str | None = None) -> Group:
+    """Return the group of a payload, of another origin if one is given; errors have the group's `name`."""
     try:
         end = 8 + int.from_bytes(payload[:8], "little")
         header: dict[str, Any] = json.loads(json.loads(payload[8:end])["__metadata__"]["fields"])
-        return header, load(payload)
+        arrays = load(payload)
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{what} is damaged: {error}") from error
+        raise ValueError(f"group {name} is damaged: {error}") from error
+    reasons = tuple(StopReason(value) for value in header.pop("stop_reasons"))
+    fields = {**header, "prompt": prompt_of(header["prompt"]), "origin": origin or header["origin"], **arrays}
+    return Group(stop_reasons=reasons, **fields)
 
 
 def compact_json(value: Any) -> str:

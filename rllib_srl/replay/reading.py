@@ -112,7 +112,7 @@ def reading(path: Path) -> Iterator[Reading]:
 
 
 def drop(directory: Path, names: Collection[str], **which: Any) -> dict[Path, int]:
-    """Remove items with their groups, answers and targets; return their number in each database.
+    """Remove items with their groups and answers; return their number in each database.
 
     The directory is that of a run, with its checkpoints, of one checkpoint, or of a buffer. Items are named by prompt
     ids or prefixes of keys; `which` names further ones, as in `SRLReplayBuffer.remove`.

@@ -67,12 +67,6 @@ class RLlibReplayBuffer(SRLReplayBuffer):
         groups: list[Group] = getattr(self, method)(*args, **kwargs)
         return [GroupMeta.of(group, None) for group in groups], groups
 
-    def add_targets(self, targets: Sequence[Any], now: int, request: str = "", per_domain: int | None = None) -> int:
-        """Store targets: lists of them, one per learner, or references to such lists; see `SRLReplayBuffer`."""
-        all_targets = [target for part in _fetched(targets, self.settings.timeout_s) for target in part]
-        all_targets.sort(key=lambda target: (target.group_id, target.episode))  # independent of the number of learners
-        return super().add_targets(all_targets, now, request, per_domain)
-
     def rated_until(self, source: str) -> tuple[int, list[str]]:
         """Return the newest change of a ratings file that was applied, and the groups whose answers were not found."""
         return self.rated.position if self.rated.source == source else 0, list(self.rated.unused)

@@ -69,12 +69,9 @@ class ReplaySettings(Settings):
     revisit_fraction: float = setting(0.25, "share of played prompts drawn from the memory, in [0, 1]", ge=0, le=1)
     reuse_fraction: float = setting(0.0, "share of trained groups drawn from the memory, in [0, 1)", ge=0, lt=1)
     retain: float = setting(
-        0.0, "weight of the KL that holds stored right answers at the policy that gave them; 0: nothing is held", ge=0
+        0.0, "weight of the loss on stored right answers of domains that are not learned now; 0: nothing is held", ge=0
     )
-    retain_answers: int = setting(16, "stored answers that an update holds", needs="retain", ge=1)
-    retain_top_k: int = setting(
-        16, "likeliest tokens stored at each token of an answer; 0: the sampled one alone", needs="retain", ge=0
-    )
+    retain_answers: int = setting(16, "stored right answers that an update trains on", needs="retain", ge=1)
     retain_window: int = setting(
         5, "iterations without fresh prompts of a domain after which its answers are held", needs="retain", ge=1
     )

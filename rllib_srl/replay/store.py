@@ -5,7 +5,7 @@
     snapshot(path) ──> a copy for a checkpoint   restore(path) goes back to one
 
     items    slot -> row, prompt, vector    groups  seq -> row, id           payloads  seq -> bytes of the group
-    targets  seq, episode -> bytes          state   name -> JSON             answers   position -> name, answer
+    state    name -> JSON                   answers   position -> name, answer
 
     memory.db, -wal, -shm    the database and SQLite's log      memory.db.lock   locked by the process that writes it
 
@@ -43,12 +43,11 @@ NUM_ANSWERS = 4096
 PAGE_BYTES = 8192
 MAX_LOG_BYTES = 32 << 20  # a commit that finds more than this in the log moves it into the file
 PAGES_A_STEP = 1024  # pages per step of a copy
-VERSION = json.dumps([7, np.lib.format.dtype_to_descr(ITEM), np.lib.format.dtype_to_descr(GROUP)])
+VERSION = json.dumps([8, np.lib.format.dtype_to_descr(ITEM), np.lib.format.dtype_to_descr(GROUP)])
 TABLES = """
 CREATE TABLE items (slot INTEGER PRIMARY KEY, row BLOB NOT NULL, prompt TEXT NOT NULL, vector BLOB);
 CREATE TABLE groups (seq INTEGER PRIMARY KEY, row BLOB NOT NULL, id TEXT NOT NULL);
 CREATE TABLE payloads (seq INTEGER PRIMARY KEY, payload BLOB NOT NULL);
-CREATE TABLE targets (seq INTEGER, episode INTEGER, payload BLOB NOT NULL, PRIMARY KEY (seq, episode)) WITHOUT ROWID;
 CREATE TABLE answers (position INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, answer TEXT NOT NULL);
 CREATE TABLE state (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 """
@@ -136,7 +135,7 @@ class Store(Database):
 
     def write(self, tables: Tables) -> None:
         self.delete("items", "slot = ?", [(slot,) for slot in tables.removed_slots])
-        for name in ("groups", "payloads", "targets"):
+        for name in ("groups", "payloads"):
             self.delete(name, "seq = ?", [(seq,) for seq in tables.removed_groups])
         changed = tables.changed_items()
         items = [(slot, row, compact_json(prompt_fields(prompt)), vector) for slot, row, prompt, vector in changed]
@@ -171,23 +170,15 @@ class Store(Database):
 
     def payload(self, seq: int) -> bytes:
         """Return the bytes of a group; raise a `StoreError` if it is not stored."""
-        return self._blob(f"group {seq}", "payloads WHERE seq = ?", int(seq))
+        row = self._row("SELECT CAST(payload AS BLOB) FROM payloads WHERE seq = ?", int(seq))
+        if row is None:
+            raise StoreError(f"memory {self.path} has no group {seq}: it was removed, or replaced by a newer one")
+        payload: bytes = row[0]
+        return payload
 
     def group(self, seq: int, origin: str | None = None) -> Group:
         """Return a group, with another origin if one is given."""
         return decode(self.payload(seq), str(seq), origin)
-
-    def target(self, seq: int, episode: int) -> bytes:
-        """Return the bytes of a target; raise a `StoreError` if it is not stored."""
-        which = f"target of episode {episode} of group {seq}"
-        return self._blob(which, "targets WHERE seq = ? AND episode = ?", int(seq), int(episode))
-
-    def _blob(self, which: str, rows: str, *key: int) -> bytes:
-        row = self._row(f"SELECT CAST(payload AS BLOB) FROM {rows}", *key)
-        if row is None:
-            raise StoreError(f"memory {self.path} has no {which}: it was removed, or replaced by a newer one")
-        blob: bytes = row[0]
-        return blob
 
     def _row(self, query: str, *values: Any) -> Any | None:
         try:
@@ -199,7 +190,6 @@ class Store(Database):
         """Return the tables and the state that the last commit left; raise a `StoreError` if the file is damaged."""
         items = self._read("SELECT slot, row, prompt, vector FROM items ORDER BY slot")
         groups = self._read("SELECT seq, row, id FROM groups ORDER BY seq")
-        targets = self._read("SELECT seq, episode, length(payload) FROM targets")
         texts = dict(self._read("SELECT name, value FROM state"))
         vectors = [vector for *_, vector in items if vector is not None]
         try:
@@ -210,7 +200,6 @@ class Store(Database):
                 [prompt_of(fields) for fields in json.loads(f"[{','.join(text for _, _, text, _ in items)}]")],
                 np.frombuffer(b"".join(row for _, row, _ in groups), GROUP),
                 [name for _, _, name in groups],
-                {(seq, episode): num_bytes for seq, episode, num_bytes in targets},
                 np.frombuffer(b"".join(vectors), np.float32).reshape(len(vectors), -1) if vectors else None,
                 **state.get("items", {}),
             )

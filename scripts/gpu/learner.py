@@ -4,7 +4,6 @@
     python -m scripts.gpu.learner train 8B --lora       adapters of rank 16
     python -m scripts.gpu.learner retention 1.5B        an update with 16 held answers against one without
     python -m scripts.gpu.learner packing 1.5B          weights into the buffer that engines read
-    python -m scripts.gpu.learner costs                 one held answer by length and vocabulary
 
     utilisation = 6 N D / seconds / peak              N parameters, D tokens; with adapters 4 N D (a frozen base)
     lost to     recompute_s   a forward pass without gradient: checkpointing computes it again
@@ -35,13 +34,11 @@ from rllib_srl.engine.adapters import TARGETS, AdapterSpec, add_adapters
 from rllib_srl.engine.sync import pack
 from rllib_srl.learner.scoring import as_tensors, autocast, token_logps
 from rllib_srl.learner.trie_attention import register
-from rllib_srl.losses.retention import token_kl
 from scripts.gpu.random_model import SHORT, llama_config
 
 PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0, "B200": 2250.0, "A100": 312.0, "L40S": 362.0}  # bfloat16, without sparsity
 NUM_WARM = 2  # steps that compile kernels and fill torch's cache
-HELD, TOP_K = 16, 16  # answers and tokens of retention
-VOCABS, LENGTHS = (512, 49152, 151936), (8, 128, 1024)  # of `costs`
+HELD = 16  # answers that an update holds
 GIB = 2**30
 
 
@@ -131,10 +128,10 @@ def checkpointed(model: Any) -> None:
 class Policy:
     """A model in training with AdamW. Invariant: only what requires a gradient is trained."""
 
-    def __init__(self, size: str, is_short: bool, has_adapters: bool = False, shape: ModelShape | None = None) -> None:
-        """Make random weights on the card, or a small model on the CPU; `shape` instead of the one of `size`."""
+    def __init__(self, size: str, is_short: bool, has_adapters: bool = False) -> None:
+        """Make random weights on the card, or a small model on the CPU."""
         self.device = "cpu" if is_short or not torch.cuda.is_available() else "cuda"
-        self.shape = shape or (SHORT if is_short else SHAPES[size])
+        self.shape = SHORT if is_short else SHAPES[size]
         self.timer = Timer(self.device)
         self.model = make_model(self.shape, self.device)
         if has_adapters:
@@ -215,7 +212,7 @@ def peak_gib(device: str) -> float:
 
 
 def retention(size: str, is_short: bool) -> None:
-    """Time an update of 64 answers without retention, and one that takes 16 targets and holds 16 stored answers."""
+    """Time an update of 64 answers, and what 16 stored answers that are held add to it."""
     policy = Policy(size, is_short)
     prompts, each, written = (2, 2, 8) if is_short else (8, 8, 256)
     held_answers = 4 if is_short else HELD
@@ -230,20 +227,9 @@ def retention(size: str, is_short: bool) -> None:
 
     played = policy.batch(answers(texts(prompts, each), written))
     held = policy.batch(answers(texts(held_answers, 1), written))
-    asked = {**played, "top_at": torch.arange(held_answers * written, device=policy.device), "num_top": TOP_K}
-    with torch.no_grad():
-        at = torch.arange(len(held["target"]), device=policy.device)
-        stored = policy.forward({**held, "top_at": at, "num_top": TOP_K})
-    held["stored_tokens"] = stored["top_tokens"]
-
-    def of_held() -> None:
-        out = policy.forward(held)
-        token_kl(stored["top_logp"], out["stored_logp"], stored["logp"], out["logp"]).mean().backward()
-
     actions = {
         "plain_s": lambda: policy.loss(played).backward(),
-        "with_targets_s": lambda: policy.loss(asked).backward(),
-        "held_s": of_held,
+        "held_s": lambda: (-policy.forward(held)["logp"]).mean().backward(),
     }
     times: dict[str, list[float]] = {name: [] for name in actions}
     for step in range(NUM_WARM + 3):
@@ -252,55 +238,13 @@ def retention(size: str, is_short: bool) -> None:
             if step >= NUM_WARM:
                 times[name].append(seconds)
         policy.step()
-    plain, targets, of_stored = (median(durations) for durations in times.values())
+    plain, of_held = (median(durations) for durations in times.values())
     print_figures(
         **{name: digits(median(durations)) for name, durations in times.items()},
-        share_of_update=digits(1 - plain / (targets + of_stored)),
+        share_of_update=digits(of_held / (plain + of_held)),
         held=held_answers,
         peak_gib=peak_gib(policy.device),
     )
-
-
-def costs(vocabs: Sequence[int], lengths: Sequence[int]) -> None:
-    """Print what one held answer costs, by vocabulary and length, with random weights: bytes on disk, seconds, rest.
-
-    The model has four layers of SmolLM2-135M's width. `plain_s` is GRPO's pass over the same answer, `target_s` what
-    taking its target adds to that pass, `held_s` the pass that holds it. `rest` is the mass outside the 16 tokens.
-    """
-    for vocab in vocabs:
-        policy = Policy("1.5B", False, shape=ModelShape(4, 576, 1536, 9, 3, vocab, True, 64))
-        for written in lengths:
-            print_figures(vocab=vocab, written=written, **cost(policy, written))
-
-
-def cost(policy: Policy, written: int) -> dict[str, float]:
-    """Return the figures of one answer of `written` tokens."""
-    from rllib_srl.losses.retention import make_target
-    from rllib_srl.replay.payloads import encode_target
-
-    ids = np.random.default_rng(0).integers(0, policy.shape.vocab, 16 + written).tolist()
-    batch = policy.batch(answers([ids], written))
-    at = torch.arange(len(batch["target"]), device=policy.device)
-    asked = {**batch, "top_at": at, "num_top": TOP_K}
-    with torch.no_grad():
-        stored = policy.forward(asked)
-    target = make_target("g", 0, stored["top_tokens"], stored["top_logp"], stored["logp"])
-    held = {**batch, "stored_tokens": stored["top_tokens"]}
-
-    def hold() -> None:
-        out = policy.forward(held)
-        token_kl(stored["top_logp"], out["stored_logp"], stored["logp"], out["logp"]).mean().backward()
-
-    actions = (lambda: policy.loss(batch).backward(), lambda: policy.loss(asked).backward(), hold)
-    rounds = [[policy.timer(action) for action in actions] for _ in range(NUM_WARM + 5)]
-    plain, with_target, of_held = (median(durations) for durations in zip(*rounds[NUM_WARM:], strict=True))
-    return {
-        "bytes_per_token": digits(len(encode_target(target)) / written),
-        "plain_s": digits(plain),
-        "target_s": digits(with_target - plain),
-        "held_s": digits(of_held),
-        "rest": digits(float((1 - stored["top_logp"].exp().sum(-1)).mean())),
-    }
 
 
 def packing(size: str, is_short: bool) -> int:
@@ -327,7 +271,7 @@ def packing(size: str, is_short: bool) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one check; return the exit status."""
     parser = argparse.ArgumentParser(description="Measure the learner on random weights.")
-    parser.add_argument("what", choices=("train", "retention", "packing", "costs"))
+    parser.add_argument("what", choices=("train", "retention", "packing"))
     parser.add_argument("size", nargs="?", choices=SHAPES, default="1.5B")
     parser.add_argument("--tokens", type=int, default=32768, help="of a pass (default: 32768)")
     parser.add_argument("--lora", action="store_true", help="train adapters of rank 16")
@@ -338,9 +282,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if args.what == "retention":
         retention(args.size, args.short)
-        return 0
-    if args.what == "costs":
-        costs(VOCABS, LENGTHS)
         return 0
     return packing(args.size, args.short)
 

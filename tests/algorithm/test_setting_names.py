@@ -54,7 +54,6 @@ BELONGING = {
     "min_surprise": (0.2, {"advantage": "posterior"}),
     "surprise_scale": ("none", {"advantage": "posterior"}),
     "replay_retain_answers": (4, {"replay_retain": 1.0}),
-    "replay_retain_top_k": (4, {"replay_retain": 1.0}),
     "replay_retain_window": (4, {"replay_retain": 1.0}),
     "replay_desired_retention": (0.8, {"replay_spacing": "fsrs"}),
     "replay_iterations_per_day": (2.0, {"replay_spacing": "fixed"}),

@@ -181,13 +181,13 @@ def test_metrics_become_gauges_with_their_domain() -> None:
         "env_runners": {"live_token_share": 0.5},
         "evaluation": {"accuracy": 0.6, "by_domain": {"a/b": {"accuracy": 0.75, "num": 4}}},
         "planner": {"forgetting": 0.1},
-        "retention": {"by_domain": {"even": {"kl": 0.02}}},
+        "retention": {"by_domain": {"even": {"nll": 0.02}}},
         "weight_sync": {"canary_max": 0.001, "canary_mean": 0.0},
     }
     found = {(name, domain): value for name, domain, value in found_in(result)}
     assert found == {
         ("lag", ""): 1.5, ("live_share", ""): 0.5, ("accuracy", "a/b"): 0.75, ("forgetting", ""): 0.1,
-        ("retention_kl", "even"): 0.02, ("canary_gap", ""): 0.001,
+        ("retention_nll", "even"): 0.02, ("canary_gap", ""): 0.001,
     }  # fmt: skip
     assert {name for name, _ in found} == set(GAUGES)
 

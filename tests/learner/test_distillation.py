@@ -11,6 +11,7 @@ import torch
 from rllib_srl.algorithm.validation import config_errors
 from rllib_srl.learner.regularisers.distillation import Distillation
 from rllib_srl.learner.scoring import load_causal_lm
+from rllib_srl.losses.kl import top_kl
 from rllib_srl.types import Prompt
 from tests.engine.small_llama import save_random_llama
 from tests.learner.test_regularisers import changed, difference, shaken, trained
@@ -27,7 +28,7 @@ def kl_and_gradient(**parameters):
     logits = torch.tensor([Q]).log().requires_grad_()
     logp, top_k = logits.log_softmax(-1), parameters["top_k"]
     batch = {"teacher_logp": torch.tensor([P[0]]).log(), "teacher_top": torch.tensor([P[:top_k]]).log()}
-    kl = Distillation(**parameters)._kl(batch, {"logp": logp[:, 0], "stored_logp": logp[:, :top_k]})[0]
+    kl = Distillation(**parameters)._kl(batch, {"logp": logp[:, 0], "given_logp": logp[:, :top_k]})[0]
     return kl.item(), torch.autograd.grad(kl, logits)[0][0].tolist()
 
 
@@ -41,6 +42,21 @@ def test_two_tokens_by_hand(top_k):
     value, gradient = kl_and_gradient(mode="reverse", top_k=top_k)
     assert value == pytest.approx(0.5 * math.log(0.625) + 0.5 * math.log(2.5), abs=1e-5)
     assert gradient == pytest.approx([-0.5 * math.log(2), 0.5 * math.log(2)], abs=1e-4)
+
+
+def test_the_rest_is_one_class():
+    # p = (1/2 | 1/2), q = (1/4 | 3/4): 1/2 log 2 + 1/2 log(2/3), less than over all three tokens.
+    logits = torch.tensor([[0.25, 0.25, 0.5]]).log().requires_grad_()
+    kl = top_kl(torch.tensor([[0.5]]).log(), logits.log_softmax(-1)[:, :1])[0]
+    assert kl.item() == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3), abs=1e-6)
+    # q_0 - p_0 = -1/4; the rest's 1/4 falls on the others in proportion to q, 1 : 2
+    assert torch.autograd.grad(kl, logits)[0][0].tolist() == pytest.approx([-0.25, 0.25 / 3, 0.5 / 3], abs=1e-6)
+
+
+def test_a_policy_that_gives_a_token_of_the_teacher_nothing_is_pushed_back():
+    logp = torch.tensor([[-90.0, -1e-30]]).requires_grad_()
+    (gradient,) = torch.autograd.grad(top_kl(torch.tensor([[0.75, 0.25]]).log(), logp).sum(), logp)
+    assert torch.isfinite(gradient).all() and gradient[0, 0] == pytest.approx(-0.75)
 
 
 def test_the_sampled_token_alone_by_hand():

@@ -19,7 +19,7 @@ def group_of(domain, rewards, origin="fresh", seed=1):
 
 
 def settings_of(retain=1.0):
-    return ReplaySettings(retain=retain, retain_answers=3, retain_top_k=4, retain_window=2)
+    return ReplaySettings(retain=retain, retain_answers=3, retain_window=2)
 
 
 def watch():
@@ -74,50 +74,44 @@ def test_only_updates_in_turn_count_that_hold_the_domain():
 
 
 class Memory:
-    num_drops = 0
-
-    def drop_targets(self, env_ids, now):
-        self.dropped, self.num_drops = env_ids, self.num_drops + 1
-        return 0
-
-    def draw_targets(self, num, now, without_domains, without_keys):
+    def draw_answers(self, num, now, without_domains, without_keys):
         self.asked = num, now, list(without_domains), list(without_keys)
         return []
 
 
 def test_a_domain_is_let_go_by_its_fresh_prompts_alone():
     settings, memory = settings_of(), Memory()
-    term = Retention(settings, memory, None, 1.0, {"even": "1", "odd": "2"})
+    term = Retention(settings, memory, None, 1.0)
     old = group_of("a", [1, 0], seed=1)
-    term.draw([old], 1)
+    term.draw([old], [], 1)
     assert memory.asked == (3, 1, ["a"], [old.prompt.key])
     revisit, new = group_of("a", [1, 0], "revisit", seed=2), group_of("b", [1, 0], seed=3)
-    term.draw([revisit, new], 2)
+    term.draw([revisit], [new], 2)
+    assert memory.asked[2] == ["a"] and set(memory.asked[3]) == {revisit.prompt.key, new.prompt.key}
+    term.draw([revisit, new], [], 2)
     assert memory.asked[2] == ["a", "b"] and set(memory.asked[3]) == {revisit.prompt.key, new.prompt.key}
-    term.draw([revisit, new], 3)
+    term.draw([revisit, new], [], 3)
     assert memory.asked[2] == ["b"]  # a was fresh two iterations ago; that it is revisited does not count
-    again = Retention(settings, memory, None, 1.0, {"even": "1", "odd": "3", "new": "4"})
+    again = Retention(settings, memory, None, 1.0)
     again.set_state(term.get_state())
-    again.draw([new], 4)
-    assert memory.asked[2] == ["b"] and memory.dropped == ["odd"]
-    again.draw([new], 5)
-    assert memory.num_drops == 1
+    again.draw([], [], 4)
+    assert memory.asked[2] == ["b"]
 
 
 def test_the_weight_is_multiplied_by_the_pass_rate_of_the_fresh_prompts():
-    term = Retention(settings_of(retain=3.0), Memory(), None, 1.0, {})
+    term = Retention(settings_of(retain=3.0), Memory(), None, 1.0)
     rewards = {"half": [1, 0, 1, 0], "none": [0, 0, 0, 0.8], "all": [1, 1, 1, 1]}
     half, none, all_ = (group_of(name, rewards[name], seed=seed) for seed, name in enumerate(rewards))
     revisit = group_of("old", [1, 0], "revisit", seed=4)
     cases = [([half], 1.5), ([half, none], 0.75), ([none], 0.0), ([all_, none, none], 1.0), ([revisit], 3)]
     for groups, weight in cases:
-        term.draw(groups, 1)
+        term.draw(groups, [], 1)
         assert term.weight == pytest.approx(weight)
 
 
 def test_reports_of_shards_are_means_an_answer():
     of_all, by_domain = means_of([{"a": [1, 2.0, 0.5]}, {"a": [3, 2.0, 1.5], "b": [4, 4.0, 0.0]}, {}])
-    assert by_domain == {"a": {"kl": 1.0, "delta": 0.5}, "b": {"kl": 1.0, "delta": 0.0}}
-    assert of_all == {"kl": 1.0, "delta": 0.25}
+    assert by_domain == {"a": {"nll": 1.0, "delta": 0.5}, "b": {"nll": 1.0, "delta": 0.0}}
+    assert of_all == {"nll": 1.0, "delta": 0.25}
     nothing, none = means_of([{}])
-    assert none == {} and np.isnan(nothing["kl"])
+    assert none == {} and np.isnan(nothing["nll"])

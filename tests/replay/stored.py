@@ -49,7 +49,7 @@ def a_row(seq: int, slot: int = 0, uses: int = 0) -> np.void:
 
 
 def commit(store: Store, index: int, **parts: Any) -> None:
-    """Commit a new item, its vector, group and target, an answered request and two states; `parts` replace some."""
+    """Commit a new item, its vector and group, an answered request and two states; `parts` replace some."""
     values: dict[str, Any] = {
         "item": an_item(2**64 - 1 - index, index / 3),
         "payload": encode(a_group(index, index)),
@@ -61,7 +61,6 @@ def commit(store: Store, index: int, **parts: Any) -> None:
         put_item(store, index, values["item"], prompt_at(index), np.full(3, index, np.float32))
         store.put("groups", [(index, a_row(index, index).tobytes(), f"g{index}")])
         store.put("payloads", [(index, values["payload"])])
-        store.put("targets", [(index, 1, bytes([index % 256] * 7))])
         store.put_state({"generator": values["generator"], "items": {"next_group_seq": index + 1}})
         store.put_answer(f"{index}.add", values["answer"])
 

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load
 
-from rllib_srl.replay.payloads import decode, decode_target, encode, encode_target
-from rllib_srl.types import Group, Prompt, StopReason, Target
+from rllib_srl.replay.payloads import decode, encode
+from rllib_srl.types import Group, Prompt, StopReason
 from tests.replay.groups import a_group
 from tests.replay.stored import assert_same
 
@@ -86,14 +86,3 @@ def test_what_cannot_be_stored_is_named_all_at_once():
     assert message.startswith("group g0 cannot be stored: ") and message.count("; expected") == 5
     for error in ("extra['a'][1] is a tuple", "the key 3", "extra['c'] is a float32", "loss_mask_N", "rewards_G"):
         assert error in message
-
-
-def test_a_target_comes_back_as_it_was():
-    generator = np.random.default_rng(0)
-    arrays = [generator.normal(size=size).astype(np.float16) for size in ((5, 3), 5)]
-    target = Target("7.3", 2, generator.integers(0, 99, (5, 3)).astype(np.int32), *arrays)
-    found = decode_target(encode_target(target))
-    assert (found.group_id, found.episode, found.num_bytes) == ("7.3", 2, 5 * 3 * 4 + 5 * 3 * 2 + 5 * 2)
-    for name in ("ids_Tk", "logp_Tk", "sampled_logp_T"):
-        assert getattr(found, name).dtype == getattr(target, name).dtype
-        np.testing.assert_array_equal(getattr(found, name), getattr(target, name))

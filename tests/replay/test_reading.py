@@ -2,16 +2,15 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from rllib_srl.replay.buffer import SRLReplayBuffer
-from rllib_srl.replay.payloads import encode, encode_target
+from rllib_srl.replay.payloads import encode
 from rllib_srl.replay.reading import drop
 from rllib_srl.replay.store import StoreError
 from rllib_srl.storage.checkpoints import CheckpointError, seal, verify_own
 from rllib_srl.storage.seal_key import make_key
-from rllib_srl.types import Group, Prompt, Target
+from rllib_srl.types import Prompt
 from scripts.memory_laws import check_valid
 from tests.replay.groups import a_group
 from tests.small_buffer import said
@@ -32,7 +31,6 @@ def run(tmp_path):
         groups = [a_group(now * 10 + n, now, n) for n in range(3)]
         groups.append(a_group(Prompt("env", "secret-7", "private", ("told in confidence",)), now, 3))
         buffer.add(groups, now, f"x/{now}.add")
-        buffer.add_targets([a_target(groups[3])], now, f"x/{now}.add_targets")
         buffer.draw_prompts(4, now, f"x/{now}.draw_prompts")
         buffer.draw_groups(4, now, f"x/{now}.draw_groups")
         if now % 2 == 0:
@@ -44,14 +42,6 @@ def run(tmp_path):
     return tmp_path
 
 
-def a_target(group: Group) -> Target:
-    """Return the target of a group's first answer, with arrays that nothing else holds."""
-    num = int(group.loss_mask_N[: group.offsets[1]].sum())
-    now = int(group.group_id.partition(".")[0])
-    ids_Tk = np.arange(4 * num, dtype=np.int32).reshape(num, 4) + 77_000 * now
-    return Target(group.group_id, 0, ids_Tk, np.full((num, 4), -1.5, np.float16), np.zeros(num, np.float16))
-
-
 def holding(directory: Path, *words: bytes) -> set[str]:
     """Return the files that contain one of the words."""
     files = [path for path in directory.rglob("*") if path.is_file()]
@@ -59,12 +49,10 @@ def holding(directory: Path, *words: bytes) -> set[str]:
 
 
 def secrets_of(now: int) -> list[bytes]:
-    """Return bytes that only the dropped item has: texts, the tokens of its group, the ids of its target."""
+    """Return bytes that only the dropped item has: texts, and the tokens of its group."""
     group = a_group(Prompt("env", "secret-7", "private", ("told in confidence",)), now, 3)
     assert group.token_ids_N.tobytes() in bytes(encode(group))
-    ids = a_target(group).ids_Tk.tobytes()
-    assert ids in bytes(encode_target(a_target(group)))
-    return [b"secret-7", b"told in confidence", group.token_ids_N.tobytes(), ids]
+    return [b"secret-7", b"told in confidence", group.token_ids_N.tobytes()]
 
 
 @pytest.mark.parametrize("way", [["secret-7"], ["--domain", "private"]])

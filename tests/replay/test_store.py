@@ -56,7 +56,6 @@ def test_three_visits_by_hand(tmp_path):
         with store.transaction():
             store.delete("items", "slot = ?", [(1,)])
             store.delete("groups", "seq = ?", [(1,)])
-            store.delete("targets", "seq = ? AND episode = ?", [(1, 1)])
             put_item(store, 2, an_item(5, 9.5), prompt_at(2), np.full(3, 7, np.float32))
             store.put("groups", [(0, a_row(0, uses=1).tobytes(), "g0")])
             assert store.read()[0].slots().tolist() == [0, 2]  # what a transaction has written is read in it
@@ -67,15 +66,12 @@ def test_three_visits_by_hand(tmp_path):
         assert tables.items["key"][[0, 2]].tolist() == [2**64 - 1, 5] and tables.items["due"][2] == 9.5
         assert [tables.prompt_of(slot) for slot in (0, 2)] == [prompt_at(0), prompt_at(2)]
         assert tables.groups["uses"][:2].tolist() == [1, 0] and tables.group_ids == {0: "g0", 1: "g2"}
-        assert tables.targets == {(0, 1): 7, (2, 1): 7} and store.target(2, 1) == b"\2" * 7
         assert state["generator"] == np.random.default_rng(1).bit_generator.state
         assert tables.vectors[1].tolist() == [[0] * 3, [7] * 3]
         assert_same(decode(store.payload(2)), a_group(2, 2))
         assert store.answer("2.add") == {"stored": [2, None, 0.1]} and store.answer("3.add") is None
         with pytest.raises(StoreError, match="memory.db has no group 7: it was removed, or replaced by a newer one"):
             store.payload(7)
-        with pytest.raises(StoreError, match="memory.db has no target of episode 1 of group 1: it was removed"):
-            store.target(1, 1)
 
 
 def test_a_closed_store_is_one_file_and_refuses_commits(tmp_path):

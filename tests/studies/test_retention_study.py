@@ -94,7 +94,7 @@ def test_a_trial_that_two_plans_ask_for_runs_once():
     assert study.rows_of(done, {**asked, "lr": 2e-4}, ATTEMPT_3[0].development) == {}
 
 
-@pytest.mark.parametrize("arm", study.ARMS)
+@pytest.mark.parametrize("arm", [name for name, arm in study.ARMS.items() if not arm.is_former])
 def test_the_settings_of_each_arm_are_valid(arm):
     for plan in PLANS:
         for tuned in plan.grids.get(study.ARMS[arm].like or arm, ()):
@@ -106,12 +106,12 @@ def test_the_settings_of_each_arm_are_valid(arm):
 
 def test_the_picture_is_of_the_seed_with_the_median_gain(tmp_path):
     rows = []
-    for at, seed in enumerate(PLANS[0].table):
-        for arm in ("none", "uniform", TESTED):
+    for at, seed in enumerate(ATTEMPT_3[0].table):
+        for arm in ("none", "uniform", "cross_entropy"):
             trial = Trial("conflict", arm, seed, {})
             tasks = {"tasks": study.draw_stream("conflict", seed)}
-            rows.append({**row(trial, 0.5 + 0.01 * ((at + 5) % 12) * (arm == TESTED)), **tasks})
-    assert retention_picture.median_seed(rows) == 7101  # the sixth of gains 0, .01, ..., .11: .05
+            rows.append({**row(trial, 0.5 + 0.005 * ((at + 23) % 48) * (arm == "cross_entropy")), **tasks})
+    assert retention_picture.median_seed(rows) == 7201  # the 24th of 48 gains 0, .005, ...: .115
     for name in ("one.svg", "two.svg"):
         retention_picture.draw(rows, tmp_path / name)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()

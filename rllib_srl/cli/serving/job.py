@@ -64,7 +64,7 @@ class TrainingSettings(BaseModel):
     slice_answers: int = bounded(16, 1, 1024, "answers of a slice: one update, after which the state is saved")
     kl: float = bounded(0.05, 0, 100, "coefficient of the KL to the model that was given")
     retain: float = bounded(
-        0.0, 0, 1000, "weight of the KL that holds answers rated good at the version that learned them; 0: none is held"
+        0.0, 0, 1000, "weight of the loss with which later versions train on answers rated good; 0: they do not"
     )
     revisits: int = bounded(0, 0, 1024, "prompts of the environments to keep that each slice plays and trains on, too")
     gate_prompts: int = bounded(256, 8, 100_000, "held-out prompts of each environment to keep")

@@ -8,7 +8,7 @@ Rated answers are groups of one episode that earlier versions wrote, stored as n
 ratio is to the log-probs recorded when they were sampled, clipped, and an answer from which the policy has moved too
 far leaves the memory (`replay_max_logp_gap`). A rating trains in its own version and, less often, in the `MAX_AGE - 1`
 versions after it. The level, from which the advantage is measured, is the mean of all ratings and a neutral one. With
-`retain` later versions hold what was rated good at the version that learned it; with `revisits` each iteration plays
+`retain` later versions also train, by cross-entropy, on what was rated good; with `revisits` each iteration plays
 prompts of the domains to keep, too.
 """
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,6 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.utils.metrics import LEARNER_RESULTS
 
 from rllib_srl.batch.advantages import AdvantageBatch, AdvantageEstimator
-from rllib_srl.batch.shard import TrainingShard
 from rllib_srl.cli.serving.job import FileError, Job, RatedTokens
 from rllib_srl.cli.serving.version_files import write_adapter
 from rllib_srl.cli.shared.settings import build_config
@@ -56,15 +55,12 @@ class RatedAnswers(SRLCallback):
         self.begun: list[tuple[int, int]] = []  # version and its first iteration, this one and its ancestors
         self.metrics: dict[str, float] = {}  # of the last iteration; `NUM_BAD`: of all of this version
         self.trained: Counter[str] = Counter()  # answer -> iterations of this version
+        self.new_keys: frozenset[str] = frozenset()  # keys of the answers with which this version was begun
 
-    def begin(self, version: int, iteration: int) -> None:
-        """Begin a version after an iteration; forget one that is too old."""
+    def begin(self, version: int, iteration: int, new_keys: Iterable[str]) -> None:
+        """Begin a version after an iteration; forget one that is too old. `new_keys` are of its answers."""
         self.begun = [*self.begun[1 - MAX_AGE :], (version, iteration)]
-        self.metrics, self.trained = {NUM_BAD: 0.0}, Counter()
-
-    def is_new(self, group: GroupMeta) -> bool:
-        """Return whether a group is a rated answer with which this version was begun."""
-        return group.prompt.env_id == SERVED and group.group_id.startswith(f"{self.begun[-1][1]}.")
+        self.metrics, self.trained, self.new_keys = {NUM_BAD: 0.0}, Counter(), frozenset(new_keys)
 
     def change_plan(self, *, algorithm: Any, plan: Plan, **kwargs: Any) -> Plan:
         """Play nothing by itself."""
@@ -83,11 +79,12 @@ class RatedAnswers(SRLCallback):
         self.trained.update(group.prompt.prompt_id for group in reused)
 
     def get_state(self) -> dict[str, Any]:
-        return {"begun": self.begun, "metrics": self.metrics, "trained": dict(self.trained)}
+        state = {"begun": self.begun, "metrics": self.metrics, "trained": dict(self.trained)}
+        return {**state, "new_keys": sorted(self.new_keys)}
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.begun, self.metrics = [(v, i) for v, i in state["begun"]], dict(state["metrics"])
-        self.trained = Counter(state["trained"])
+        self.trained, self.new_keys = Counter(state["trained"]), frozenset(state["new_keys"])
 
 
 class RatedEstimator(AdvantageEstimator):
@@ -113,29 +110,15 @@ class RatedEstimator(AdvantageEstimator):
 
 
 class RatedRetention(Retention):
-    """Holds also answers that were rated good, at the policy that last trained on them in their first version."""
+    """Holds also answers that were rated good, in versions after the first one that trains on them."""
 
     def __init__(self, noted: RatedAnswers, *parts: Any) -> None:
-        """Use the parts of a run; answers that are new in its version give targets and are not held yet."""
+        """Use the parts of a run; `noted` knows the answers that are new in its version."""
         super().__init__(*parts)
         self._noted = noted
 
-    def draw(self, groups: Sequence[GroupMeta], now: int) -> list[GroupMeta]:
-        return [group for group in super().draw(groups, now) if not self._noted.is_new(group)]
-
-    def add_to(
-        self,
-        shards: Sequence[TrainingShard],
-        held: Sequence[GroupMeta],
-        stored: Sequence[tuple[GroupMeta, Collection[int]]],
-        trained: Sequence[GroupMeta],
-        oldest: int,
-    ) -> None:
-        """Set the part of each shard, as `Retention.add_to`; good answers that are new give targets by another pass."""
-        as_fresh: dict[str, Any] = {"origin": "fresh", "versions_G2": np.full((1, 2), oldest)}
-        as_played = [(replace(group, **as_fresh), ()) for group in trained if self._noted.is_new(group)]
-        others = [group for group in trained if not self._noted.is_new(group)]
-        super().add_to(shards, held, [*stored, *as_played], others, oldest)
+    def left_out(self, groups: Sequence[GroupMeta]) -> set[str]:
+        return super().left_out(groups) | self._noted.new_keys
 
 
 class RatedRun:
@@ -169,8 +152,9 @@ class RatedRun:
         self._job, now, memory, noted = job, self.algo.iteration, self.algo.memory, self.noted
         if len(noted.begun) == MAX_AGE:
             memory.remove(before=noted.begun[1][1])
-        noted.begin(job.version, now)
-        memory.remove([Prompt(SERVED, name).key for name in [*job.changed, *(answer.id for answer in job.answers)]])
+        new_keys = [Prompt(SERVED, answer.id).key for answer in job.answers]
+        noted.begin(job.version, now, new_keys)
+        memory.remove([*(Prompt(SERVED, name).key for name in job.changed), *new_keys])
         groups = [group_of(answer, now, job.good) for answer in job.answers]
         visits = memory.add([GroupMeta.of(group, group) for group in groups], now, is_played=False)
         if refused := {name: visit.refused for name, visit in visits.items() if visit.refused}:

@@ -102,18 +102,8 @@ class Learners:
         counts = self._every(Call.of(GRPOTorchLearner.num_left_out), timeout_s, "reporting")
         return {group_id: num for by_group in counts for group_id, num in by_group.items()}
 
-    def _taken(self, call: Call[Any]) -> list[Any]:
-        if self._group.is_local:
-            return [call.run(self._group._learner)]
-        workers = [worker for _, worker in sorted(self._group._worker_manager.actors().items())]
-        return [call.submit(worker) for worker in workers]
-
-    def take_targets(self) -> list[Any]:
-        """Return this iteration's targets: one list per shard or, without waiting, a reference to it."""
-        return self._taken(Call.of(GRPOTorchLearner.take_targets))
-
     def retention_report(self, timeout_s: float) -> list[Any]:
-        """Return each shard's report on its held answers; see `StoredAnswers.report`."""
+        """Return each shard's report on its held answers; see `HeldAnswers.report`."""
         return self._every(Call.of(GRPOTorchLearner.retention_report), timeout_s, "reporting")
 
     def end_stages(self, domains: Sequence[str], shards: Sequence[TrainingShard], timeout_s: float) -> int:

@@ -4,7 +4,7 @@
     forward    KL(teacher || policy)    covers the teacher
     top_k = 0  reverse, from the sampled token alone: log policy - log teacher, squared (`losses/kl.py`, k3_k2)
 
-The sums are over the teacher's `top_k` likeliest tokens, and all others as one class (`losses/retention.py`, `top_kl`).
+The sums are over the teacher's `top_k` likeliest tokens, and all others as one class (`losses/kl.py`, `top_kl`).
 All played groups are trained on, also those of zero variance; with `advantage="none"` rewards do not count.
 
 Sources: Agarwal et al. 2023 (GKD), arXiv 2306.13649; Gu et al. 2023 (MiniLLM), arXiv 2306.08543.
@@ -27,7 +27,7 @@ from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import ModelError, described_model
 from rllib_srl.learner.reference import START, FrozenPolicy, checkpoint_error, is_checkpoint
 from rllib_srl.learner.regularisers.rule import COEFF, Range, Regulariser, Term, Training, bounded
-from rllib_srl.losses.kl import KL_LOSSES
+from rllib_srl.losses.kl import KL_LOSSES, top_kl
 from rllib_srl.types import Group
 
 REVERSE, FORWARD = MODES = ("reverse", "forward")
@@ -108,7 +108,7 @@ class Distillation(Regulariser):
             here_N = number_N == number
             outputs = {"teacher_logp": out["logp"]}
             if self.top_k:
-                outputs |= {"stored_tokens": out["top_tokens"], "teacher_top": out["top_logp"]}
+                outputs |= {"given_tokens": out["top_tokens"], "teacher_top": out["top_logp"]}
             for key, value in outputs.items():
                 here = here_N.view(-1, *[1] * (value.dim() - 1))
                 batch[key] = torch.where(here, value, batch[key]) if number else value  # type: ignore[literal-required]
@@ -120,7 +120,6 @@ class Distillation(Regulariser):
         wanted = batch.copy()
         if self.top_k:
             wanted["num_top"] = self.top_k
-            wanted["top_at"] = torch.arange(len(batch["target"]), device=batch["target"].device)
         return [teacher.scores(wanted) for teacher in self._teachers]
 
     def loss(self, batch: MicroBatch[torch.Tensor], fwd_out: Mapping[str, torch.Tensor]) -> Term | None:
@@ -133,11 +132,9 @@ class Distillation(Regulariser):
     def _kl(self, batch: MicroBatch[torch.Tensor], fwd_out: Mapping[str, torch.Tensor]) -> torch.Tensor:
         if not self.top_k:
             return KL_LOSSES["k3_k2"](fwd_out["logp"], batch["teacher_logp"])
-        from rllib_srl.losses.retention import LEAST_REST, top_kl  # not loaded by a run without targets
-
-        teacher_Nk, logp_Nk = batch["teacher_top"], fwd_out["stored_logp"]
+        teacher_Nk, logp_Nk = batch["teacher_top"], fwd_out["given_logp"]
         pair = (teacher_Nk, logp_Nk) if self.mode == FORWARD else (logp_Nk, teacher_Nk)
-        return top_kl(*pair, LEAST_REST)
+        return top_kl(*pair)
 
 
 @lru_cache(maxsize=64)
