@@ -31,7 +31,6 @@ from rllib_srl.algorithm.config import NAME_CODE, SRLConfig
 from rllib_srl.algorithm.metrics import Report
 from rllib_srl.algorithm.resources import draining_nodes
 from rllib_srl.common.callbacks import set_states, states_of
-from rllib_srl.common.environments import grading_digest
 from rllib_srl.common.loading import functions_in
 from rllib_srl.common.remote_calls import ProcessLost, cause_of, first_line
 from rllib_srl.curriculum.prompts import PromptSource
@@ -61,6 +60,7 @@ class SavedAlgorithm(Algorithm):
     """
 
     source: PromptSource
+    gradings: dict[str, str]  # `grading_digest` of each environment, of the code with which this process started
     memory: ReplayClient
     report: Report
     ratings: Any  # `people.rating_feed.RatingFeed`, once people have rated; else None
@@ -117,7 +117,7 @@ class SavedAlgorithm(Algorithm):
         """Return RLlib's state and SRL's: prompt source, rollouts, memory and callbacks."""
         srl_state: dict[str, Any] = {"prompts": self.source.get_state(), "rollouts": self.rollouts.get_state()}
         srl_state["memory"], srl_state["vocabulary"] = self.memory.get_state(), self._vocabulary
-        srl_state["callbacks"], srl_state["gradings"] = states_of(self), self._gradings
+        srl_state["callbacks"], srl_state["gradings"] = states_of(self), self.gradings
         if self.retention:
             srl_state["retention"] = self.retention.get_state()
         if self.config.fsdp:  # RLlib reads the full state from one learner
@@ -145,19 +145,13 @@ class SavedAlgorithm(Algorithm):
             self.memory.set_state(state["srl"]["memory"])
             set_states(self, state["srl"]["callbacks"])
             stored = state["srl"]["gradings"]
-            self._regraded = [name for name, own in self._gradings.items() if stored.get(name, own) != own]
+            self._regraded = [name for name, own in self.gradings.items() if stored.get(name, own) != own]
             if self.retention and "retention" in state["srl"]:  # a run without retention may be resumed with it
                 self.retention.set_state(state["srl"]["retention"])
             if "snapshot" in state["srl"]:
                 self._restore_memory(Path(state["srl"]["snapshot"]))
         if COMPONENT_LEARNER_GROUP in state:
             self._sync_restored()
-
-    @cached_property
-    def _gradings(self) -> dict[str, str]:
-        """The `grading_digest` of each environment."""
-        configs = self.config.env_configs()
-        return {name: grading_digest(env, configs[name]) for name, env in self.source.environments.items()}
 
     @cached_property
     def _vocabulary(self) -> str:

@@ -43,6 +43,7 @@ from rllib_srl.batch.advantages import AdvantageBatch, AdvantageEstimator, has_v
 from rllib_srl.batch.posterior import NO_HISTORY
 from rllib_srl.batch.shard import TrainingShard, build_shards
 from rllib_srl.common.callbacks import augmented, call_finished, call_rllibs, call_stopped, hooks, planned
+from rllib_srl.common.environments import grading_digest
 from rllib_srl.common.remote_calls import is_loss
 from rllib_srl.curriculum.curriculum import Batch, Curriculum, Plan, weighted
 from rllib_srl.curriculum.prompts import PromptSource
@@ -128,6 +129,7 @@ class SRL(SavedAlgorithm):
             check_memory(ModelShape.of(described), self.config, card_bytes_here())
         envs = (self.config.env_creators(), self.config.env_configs(), self.config.mixture_weights())
         self.source = PromptSource(*envs, self.seed, self.config.task_stream(), self.config.prompt_order)
+        self.gradings = {name: grading_digest(env, envs[1][name]) for name, env in self.source.environments.items()}
         starting.info("starting engine and learner")
         with runners_started_in_time():
             super().setup(config)
