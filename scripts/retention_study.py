@@ -1,4 +1,4 @@
-"""The study of retention on streams drawn from a pool of tasks: attempt 3, and all other arms at one learning rate.
+"""The study of retention on streams drawn from a pool of tasks: attempt 3, its check, and other arms at one rate.
 
     python scripts/retention_study.py DIRECTORY            runs what is missing; goes on where it was ended
     python scripts/retention_study.py DIRECTORY --last     the same from the end: a second process, beside the first
@@ -7,7 +7,8 @@
 Each trial adds one row to DIRECTORY/trials.jsonl; docs/data/retention has the rows that docs/LOG.md reports. An arm
 with more than one setting runs all of them on the development seeds of its plan; the one with the best mean final
 accuracy runs on the seeds of the table. docs/design/0023-retention.md has the plans. The rows of docs/data/retention
-are of commit 1450ad87: it has the losses of all arms, and draws answers for cross-entropy in a slightly different way.
+are of commit 1450ad87, which has the losses of all arms and draws answers for cross-entropy in a slightly different
+way; those of `uniform_40`, `held` and `preset` are of the package as it is.
 """
 
 from __future__ import annotations
@@ -90,6 +91,7 @@ OFF: dict[str, Any] = {"replay_revisit_fraction": 0.0, "replay_reuse_fraction": 
 MARGIN = 0.02
 ALPHA = 0.05 / 3  # of an attempt
 TESTED = "retention_revisits"  # of attempt 2; that of attempt 3 is `cross_entropy`
+HELD = "held"
 
 Settings = Mapping[str, Any]
 
@@ -123,6 +125,9 @@ ARMS = {
     "as_acted": Arm({**AT_RATE, "replay_retain_top_k": 0}, "replay_retain", WEIGHTS, is_former=True),
     "lwf": Arm(REVISITS, "lwf", FIT),
     "joint": Arm(NONE, "lr", RATES, is_joint=True),
+    "uniform_40": Arm(AT_RATE, "replay_revisit_fraction", (0.4,)),
+    HELD: Arm(AT_RATE, "replay_retain", (1.0,)),  # cross-entropy as the package has it
+    "preset": Arm({**MEMORIES["srl"], "lr": RATE}, "replay_revisit_fraction", SHARES),
 }
 FROZEN = {  # by attempt 2 and its check, on four development seeds
     "conflict": {"none": 2e-4, "uniform": 0.4, TESTED: 3.0},
@@ -167,10 +172,25 @@ ATTEMPT_3 = [
         "cross_entropy": crossed("replay_retain", (1.0, 3.0)),
     }),
 ]  # fmt: skip
+
+
+def after_attempt_3(kind: str, num_seeds: int, *arms: str) -> Plan:
+    """Return arms that run on the first seeds of attempt 3, beside its own, and decide nothing about it."""
+    _, _, development, table, _ = next(plan for plan in ATTEMPT_3 if plan.kind == kind)
+    grids = {arm: [{ARMS[arm].tuned: value} for value in ARMS[arm].values] for arm in arms}
+    return Plan("attempt 3", kind, development[:2], table[:num_seeds], grids)
+
+
+CHECK = [
+    after_attempt_3("conflict", 24, "uniform_40", HELD, "preset"),
+    after_attempt_3("shared", 24, HELD, "preset"),
+    after_attempt_3("conflict", 48, "uniform_40"),
+]
 PLANS = [
     *(at_one_rate(kind, "none", "uniform", TESTED, "srl") for kind in ("conflict", "shared")),
     at_one_rate("conflict", "retention", "retention_60", "cross_entropy", "joint"),
     *ATTEMPT_3,
+    *CHECK,
     at_one_rate("conflict", "importance", "from_start", "as_acted", "lwf"),
     at_one_rate("shared", "retention", "cross_entropy", "joint"),
     at_one_rate("shared", "importance", "from_start", "as_acted", "lwf"),
@@ -376,7 +396,7 @@ def result_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
                     found[arm] = ended
                     parts = parts_of(list(ended.values()))
                     yield f"{name}  {kind:9} {arm:19} {json.dumps(setting):48} {parts}"
-        for other in [arm for arm in (TESTED, "uniform", "none") if arm in found]:
+        for other in [arm for arm in (TESTED, HELD, "uniform_40", "uniform", "none") if arm in found]:
             for arm in [arm for arm in found if arm != other]:
                 yield f"{name}  {kind:9} {arm} - {other}: {in_words(gain_of(found[arm], found[other]))}"
         yield from decision(name, kind, found)
@@ -384,9 +404,10 @@ def result_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def decision(name: str, kind: str, found: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> Iterator[str]:
     """Yield what a plan decides on a kind of streams, once the arms that it needs have ended."""
-    if name == "one rate" and {TESTED, "srl"} <= set(found):
-        is_level = is_not_worse(gain_of(found["srl"], found[TESTED]), MARGIN)
-        yield f"{kind:9} srl is {'' if is_level else 'not '}shown to be no worse than {TESTED} by {MARGIN}"
+    for preset, tested_form in (("srl", TESTED), ("preset", HELD)):
+        if {preset, tested_form} <= set(found):
+            shown = "shown" if is_not_worse(gain_of(found[preset], found[tested_form]), MARGIN) else "not shown"
+            yield f"{kind:9} {preset} is {shown} to be no worse than {tested_form} by {MARGIN}"
     if name != "attempt 3" or "cross_entropy" not in found:
         return
     tested = found["cross_entropy"]
@@ -403,8 +424,8 @@ def decision(name: str, kind: str, found: Mapping[str, Mapping[int, Mapping[str,
 
 
 def gain_of(tested: Mapping[int, Mapping[str, Any]], other: Mapping[int, Mapping[str, Any]]) -> np.ndarray:
-    """Return the differences in final accuracy, one a seed of `other`."""
-    return np.array([tested[seed]["final"] - row["final"] for seed, row in sorted(other.items())])
+    """Return the differences in final accuracy, one a seed that both have."""
+    return np.array([tested[seed]["final"] - other[seed]["final"] for seed in sorted(set(tested) & set(other))])
 
 
 def in_words(gain: np.ndarray) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from scripts import retention_picture
 from scripts import retention_study as study
-from scripts.retention_study import ATTEMPT_3, CONFLICT, PLANS, SHARED, TASKS, TESTED, Trial
+from scripts.retention_study import ATTEMPT_3, CHECK, CONFLICT, HELD, PLANS, SHARED, TASKS, TESTED, Trial
 
 
 def test_streams_are_of_their_kind_and_always_the_same():
@@ -79,6 +79,26 @@ def test_the_third_attempt_asks_for_significance_and_for_two_points(gain, verdic
     ]  # fmt: skip
     assert best_lines(study.tuning_table(rows)) == 5
     assert len(shared.table) == 24 and len(conflict.table) == 48
+
+
+def test_the_check_compares_on_the_seeds_that_both_arms_have():
+    assert [(plan.kind, len(plan.table), list(plan.grids)) for plan in CHECK] == [
+        ("conflict", 24, ["uniform_40", HELD, "preset"]),
+        ("shared", 24, [HELD, "preset"]),
+        ("conflict", 48, ["uniform_40"]),
+    ]
+    final = {"preset": 0.79, HELD: 0.8, "uniform_40": 0.75}
+    rows = [
+        row(Trial(plan.kind, arm, seed, setting), final[arm] - 0.1 * at)
+        for plan in CHECK
+        for arm, grid in plan.grids.items()
+        for at, setting in enumerate(grid)
+        for seed in (*plan.development, *plan.table)
+    ]
+    table = "\n".join(study.result_table(rows))
+    assert "held - uniform_40: +0.0500 [+0.0500, +0.0500], 24 of 24" in table
+    assert "preset - uniform_40: +0.0400" in table
+    assert table.count("preset is shown to be no worse than held by 0.02") == 2
 
 
 def best_lines(table) -> int:
