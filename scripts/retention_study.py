@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rllib_srl.algorithm.evaluation import GREEDY
+from rllib_srl.algorithm.evaluation import GREEDY, several_answers
 from rllib_srl.algorithm.named import MEMORIES
 from rllib_srl.cli.shared.run_log import json_lines
 from rllib_srl.cli.shared.settings import build_config
@@ -84,6 +84,7 @@ SHARED = {  # a task, and those that give it .1 or more
 }
 NUM_TASKS, TOKENS = 5, 20_000  # stages of a stream, generated tokens of each
 NUM_AT_MARKS, NUM_AT_END = 768, 3_000  # held-out prompts of all tasks together
+NUM_SAMPLED, NUM_ANSWERS = 256, 8  # held-out prompts at the end, sampled answers to each
 STRONG = 0.2  # lost accuracy
 RATE = 4e-4
 WEIGHTS, SHARES = (0.3, 1.0, 3.0, 10.0), (0.1, 0.25, 0.4, 0.6)
@@ -273,10 +274,11 @@ def counted(metrics: Mapping[str, Any], name: str) -> int:
 def run(trial: Trial, tasks: Sequence[str]) -> dict[str, Any]:
     """Train on a stream and return a row: accuracies before, after each stage and at the end, and costs.
 
-    On a seed that is in no table only the end is measured.
+    On a seed that is in no table only the greedy accuracy at the end is measured. `entropy` is that of the last update,
+    in nats a token.
     """
     marks = NUM_AT_MARKS if any(trial.seed in plan.table for plan in PLANS) else 0
-    begin, seconds, trained, num_held = time.perf_counter(), 0.0, 0, 0
+    begin, seconds, trained, num_held, entropy = time.perf_counter(), 0.0, 0, 0, float("nan")
     algo = build_config(settings_of(trial, tasks)).build_algo()
     try:
         before, rows, held = accuracies(algo, tasks, marks), list[list[float]](), dict[str, Any]()
@@ -285,11 +287,14 @@ def run(trial: Trial, tasks: Sequence[str]) -> dict[str, Any]:
             result = algo.train()
             seconds += time.perf_counter() - start
             held = result.get("retention", held)
-            trained += counted(result["learners"].get("default_policy", {}), "num_tokens")
+            learned = result["learners"].get("default_policy", {})
+            trained += counted(learned, "num_tokens")
+            entropy = learned.get("entropy", entropy)
             num_held += counted(held, "num_held_tokens")
             if algo.source.progress.tokens >= tokens_of(trial) * (len(rows) + 1):
                 is_last = len(rows) + 1 == len(tasks)
                 rows.append(accuracies(algo, tasks, NUM_AT_END if is_last else marks))
+        sampled, _ = several_answers(NUM_ANSWERS if marks else 0, algo.source.heldout(NUM_SAMPLED), algo.play)
     finally:
         algo.stop()
     return {
@@ -301,6 +306,8 @@ def run(trial: Trial, tasks: Sequence[str]) -> dict[str, Any]:
         "seconds": round(seconds, 1),
         "trained_tokens": trained * algo.config.num_epochs,
         "held_tokens": num_held,
+        "entropy": round(float(entropy), 5),
+        "sampled": {name: round(figure, 5) for name, figure in sampled.items()},
         "wall_seconds": round(time.perf_counter() - begin, 1),
     }
 
@@ -443,7 +450,12 @@ def parts_of(rows: Sequence[Mapping[str, Any]]) -> str:
     lost = fmean(forgetting(after, stages) for after, _ in matrices)
     trained, seconds = (fmean(row[name] for row in rows) for name in ("trained_tokens", "seconds"))
     final = fmean(row["final"] for row in rows)
-    return f"final {final:.3f} ({named}), forgetting {lost:.3f}, {trained:.0f} trained tokens, {seconds:.0f} s"
+    line = f"final {final:.3f} ({named}), forgetting {lost:.3f}, {trained:.0f} trained tokens, {seconds:.0f} s"
+    if all(row.get("sampled") for row in rows):  # older rows lack it
+        entropy = fmean(row["entropy"] for row in rows)
+        one, several = (fmean(row["sampled"][name] for row in rows) for name in ("pass_at_1", "pass_at_k"))
+        line += f", entropy {entropy:.3f}, pass@1 {one:.3f}, pass@{NUM_ANSWERS} {several:.3f}"
+    return line
 
 
 def main() -> None:

@@ -95,7 +95,10 @@ def test_the_check_compares_on_the_seeds_that_both_arms_have():
         for at, setting in enumerate(grid)
         for seed in (*plan.development, *plan.table)
     ]
+    for done in rows:
+        done |= {"entropy": 0.1 + done["seed"] % 2, "sampled": {"pass_at_1": 0.5, "pass_at_k": 0.9}}
     table = "\n".join(study.result_table(rows))
+    assert table.count(", entropy 0.600, pass@1 0.500, pass@8 0.900") == 6
     assert "held - uniform_40: +0.0500 [+0.0500, +0.0500], 24 of 24" in table
     assert "preset - uniform_40: +0.0400" in table
     assert table.count("preset is shown to be no worse than held by 0.02") == 2
