@@ -17,7 +17,7 @@ PRETRAINED = {
     "model": "smollm2-135m",
     "engine": "vllm",
     "num_env_runners": 1,
-    "compute_dtype": "auto",
+    "compute_dtype": "float32",  # the same on every machine
     "lr": 3e-5,
     "max_turns": 3,
     "max_turn_tokens": 8,
