@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 from collections.abc import Sequence
@@ -24,6 +25,24 @@ def quickstart_config(**settings: Any) -> Any:
     config = build_config({**values, **settings})
     config.validate()
     return config
+
+
+def iterations(config: Any, num: int) -> dict[str, list[float]]:
+    """Return seconds, mean reward and trained tokens of iterations, after one to warm up."""
+    algo = config.build_algo()
+    figures: dict[str, list[float]] = {"seconds": [], "rewards": [], "num_tokens": []}
+    try:
+        for iteration in range(num + 1):
+            result = algo.train()
+            num_tokens = float(result.get("learners", {}).get("default_policy", {}).get("num_tokens", math.nan))
+            if iteration == 0 or math.isnan(num_tokens):  # an iteration of zero-variance groups learns nothing
+                continue
+            figures["seconds"].append(float(result["time_this_iter_s"]))
+            figures["rewards"].append(float(result["env_runners"]["episode_return_mean"]))
+            figures["num_tokens"].append(num_tokens)
+    finally:
+        algo.stop()
+    return figures
 
 
 def conditions(dtype: str) -> str:

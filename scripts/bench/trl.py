@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import math
 import os
 import subprocess
 import sys
@@ -64,25 +63,6 @@ def trl_python() -> Path:
     if process.returncode:
         raise RuntimeError(f"pip could not install {REQUIREMENTS.name}: {process.stderr.strip()[-500:]}")
     return python
-
-
-def ours(num_iterations: int, settings: Mapping[str, Any], verbose: bool) -> dict[str, list[float]]:
-    """Return seconds, mean reward and trained tokens of iterations of the quick-start, after one to warm up."""
-    start_ray(verbose)
-    algo = bench.quickstart_config(**settings).build_algo()
-    figures: dict[str, list[float]] = {"seconds": [], "rewards": [], "num_tokens": []}
-    try:
-        for iteration in range(num_iterations + 1):
-            result = algo.train()
-            num_tokens = float(result.get("learners", {}).get("default_policy", {}).get("num_tokens", math.nan))
-            if iteration == 0 or math.isnan(num_tokens):  # an iteration of zero-variance groups learns nothing
-                continue
-            figures["seconds"].append(float(result["time_this_iter_s"]))
-            figures["rewards"].append(float(result["env_runners"]["episode_return_mean"]))
-            figures["num_tokens"].append(num_tokens)
-    finally:
-        algo.stop()
-    return figures
 
 
 def job_of(config: Any, num_steps: int) -> dict[str, Any]:
@@ -155,7 +135,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = {"model": arguments.model} if arguments.model else {}
     config = bench.quickstart_config(**settings)
     begin = time.perf_counter()
-    mine = ours(arguments.num_iterations, settings, arguments.verbose)
+    start_ray(arguments.verbose)
+    mine = bench.iterations(config, arguments.num_iterations)
     if not mine["seconds"]:
         raise RuntimeError("all groups had zero variance; expected other ones: more --num-iterations")
     engine = config.engine
