@@ -126,10 +126,9 @@ def check_cpu_flags(facts: Facts) -> Finding:
         return Finding("note", "CPU flags are read on Linux x86-64 only: training uses fp32 unless told otherwise")
     if "avx2" not in facts.cpu_flags:
         return Finding("note", "no AVX2, which vLLM needs: the TransformersEngine samples text (slower), in fp32")
-    for flag in ("amx_bf16", "avx512_bf16"):
-        if flag in facts.cpu_flags:
-            return Finding("ok", f"bf16 arithmetic ({flag}): training on the CPU uses bf16 autocast, weights in fp32")
-    return Finding("note", "no bf16 arithmetic (avx512_bf16, amx_bf16): everything on the CPU is fp32 (slower)")
+    if "amx_bf16" in facts.cpu_flags:
+        return Finding("ok", "bf16 arithmetic (amx_bf16): training on the CPU uses bf16 autocast, weights in fp32")
+    return Finding("note", "no fast bf16 arithmetic (amx_bf16): everything on the CPU is fp32")
 
 
 def check_memory(facts: Facts) -> Finding:

@@ -15,7 +15,7 @@ from scripts.preflight import Facts, check, choose_set
 REPO = Path(__file__).resolve().parent.parent
 GOOD = Facts(
     python=(3, 12, 1), python_path="/usr/bin/python3.12", has_ensurepip=True, has_compiler=True, has_libnuma=True,
-    system="Linux", machine="x86_64", cpu_flags=frozenset({"avx2", "avx512_bf16"}), num_cores=2, memory_gib=24.0,
+    system="Linux", machine="x86_64", cpu_flags=frozenset({"avx2", "amx_bf16"}), num_cores=2, memory_gib=24.0,
     disk_gib=50.0, shm_gib=12.0, gpu="",
 )  # fmt: skip
 
@@ -27,7 +27,7 @@ def by_level(facts: Facts, level: str, package_set: str = "") -> list[str]:
 def test_a_good_machine_misses_nothing() -> None:
     assert by_level(GOOD, "missing") == by_level(GOOD, "warning") == []
     assert "Python 3.12.1 (/usr/bin/python3.12)" in by_level(GOOD, "ok")
-    assert any("avx512_bf16" in text and "uses bf16 autocast" in text for text in by_level(GOOD, "ok"))
+    assert any("amx_bf16" in text and "uses bf16 autocast" in text for text in by_level(GOOD, "ok"))
 
 
 @pytest.mark.parametrize(("change", "words"), [
@@ -47,7 +47,7 @@ def test_what_is_missing_is_named_with_its_mend(change: dict, words: list[str]) 
 
 @pytest.mark.parametrize(("change", "package_set", "note"), [
     ({}, "cpu", "no NVIDIA GPU"),
-    ({"cpu_flags": frozenset({"avx2"})}, "cpu", "everything on the CPU is fp32"),
+    ({"cpu_flags": frozenset({"avx2", "avx512_bf16"})}, "cpu", "everything on the CPU is fp32"),
     ({"cpu_flags": frozenset({"sse4_2"})}, "plain", "no AVX2, which vLLM needs: the TransformersEngine"),
     ({"system": "Darwin", "machine": "arm64"}, "plain", "Darwin arm64: the TransformersEngine samples text"),
     ({"machine": "aarch64"}, "plain", "Linux aarch64: the TransformersEngine samples text"),

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 Given = tuple[float | None, float | None]  # GPUs per env runner and per learner
 
-BF16_CPU_FLAGS = ("avx512_bf16", "amx_bf16")
+AMX = "amx_bf16"  # with avx512_bf16 alone an iteration in bfloat16 takes longer than in float32 (docs/LOG.md)
 
 
 def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
@@ -35,14 +35,14 @@ def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
 
 
 def best_dtype(num_gpus: float) -> str:
-    """Return "bfloat16" where it is native on the device that computes, else "float32".
+    """Return "bfloat16" where it is faster on the device that computes: on GPUs and with AMX, else "float32".
 
     Args:
         num_gpus: GPUs of the process; 0 means that it computes on the CPU.
     """
     if num_gpus > 0:
         return "bfloat16"  # every GPU vLLM 0.32 supports well (compute capability 8.0 and up) has it
-    return "bfloat16" if cpu_flags().intersection(BF16_CPU_FLAGS) else "float32"
+    return "bfloat16" if AMX in cpu_flags() else "float32"
 
 
 def engine_threads(num_engines: int) -> int:

@@ -178,7 +178,7 @@ class TrainingSettings(Settings):
         "a mapping from some of distill, ewc, l2, lwf, or import paths, to their parameters, or None"
     )
     compute_dtype: Literal["auto", "float32", "bfloat16"] = setting(
-        "auto", '"float32", "bfloat16", or "auto": bfloat16 if the hardware supports it, else float32'
+        "auto", '"float32", "bfloat16", or "auto": bfloat16 on GPUs and on processors with AMX, else float32'
     )
     micro_batch_tokens: int = setting(
         4096, "maximum tokens per forward and backward pass; a longer episode gets its own pass", ge=1

@@ -75,7 +75,7 @@ def quickstart(arguments: argparse.Namespace) -> int:
     runs.refuse_used(out)
     config = build_config({**values, "log_directory": str(out)})
     check(config)
-    print("Computing in bfloat16." if config.compute_dtype == "bfloat16" else "No bf16 support: computing in fp32.")
+    print(f"Computing in {config.compute_dtype}.")
     outcome = measured(config, runs.RunPlan(out, None, values), arguments.verbose)
     if outcome.status:
         print(f"stopped; {runs.how_to_resume(out)}")

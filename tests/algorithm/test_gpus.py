@@ -9,6 +9,7 @@ import pytest
 
 from rllib_srl import SRL, SRLConfig
 from rllib_srl.algorithm import config as config_module
+from rllib_srl.algorithm import resources
 from rllib_srl.algorithm.gpu_memory import GIB, fit_awake
 from rllib_srl.algorithm.model_shape import SHAPES
 from rllib_srl.algorithm.resources import GpuShares, gpu_shares
@@ -125,6 +126,13 @@ def test_the_number_format_is_that_of_the_devices(config, monkeypatch):
     monkeypatch.setattr(config_module, "best_dtype", lambda num: "bfloat16" if num else "float32")
     config.env_runners(num_gpus_per_env_runner=1).learners(num_gpus_per_learner=0)
     assert settled(config, monkeypatch, 2).compute_dtype == "float32"  # the learner is on the CPU
+
+
+@pytest.mark.parametrize(("flags", "dtype"), [("avx2 avx512_bf16", "float32"), ("avx2 amx_bf16", "bfloat16")])
+def test_a_processor_computes_in_bfloat16_only_with_amx(flags, dtype, monkeypatch):
+    monkeypatch.setattr(resources, "cpu_flags", lambda: frozenset(flags.split()))
+    assert resources.best_dtype(0) == dtype
+    assert resources.best_dtype(0.5) == "bfloat16"
 
 
 def test_too_many_processes_are_one_error_among_others(config, monkeypatch):
