@@ -5,10 +5,11 @@
     srl compare results/first results/second --json compared.json
 
 Both answer each prompt once, greedily. Prints the paired difference of their accuracy, B - A, with its 95 % interval
-(Tango's score interval), by domain if there are several, and the prompts that only one of them got right. Each side
-keeps the settings of its run. Those that define the prompts must be equal, or be given; seed and evaluation_duration
-are A's unless given. A model without a run takes the other side's settings. Intervals of domains are not corrected for
-their number: of 20 of them, one excludes 0 by chance.
+(Tango's score interval), by domain if there are several, and the prompts that only one of them got right. Where rewards
+are other than 0 and 1 it also prints their mean and its difference, with a bootstrap interval. Each side keeps the
+settings of its run. Those that define the prompts must be equal, or be given; seed and evaluation_duration are A's
+unless given. A model without a run takes the other side's settings. Intervals of domains are not corrected for their
+number: of 20 of them, one excludes 0 by chance.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from rllib_srl.cli.evaluate import TRUST, WITHOUT, report, started
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.display import Progress, printable, showing_progress, table
@@ -27,6 +30,7 @@ from rllib_srl.cli.shared.flags import LIBRARIES, Program, add_trust
 from rllib_srl.cli.shared.settings import SettingsError, all_settings, build_config, check, given_settings
 from rllib_srl.people.gates import Change, paired_change
 from rllib_srl.storage.checkpoints import verify_sealed
+from rllib_srl.studies.seeds import bootstrap_interval
 
 # Settings that both sides share: which prompts there are, and how long an episode may be.
 EQUAL = ("env", "env_config", "envs", "stream", "max_turns", "max_turn_tokens", "max_episode_tokens")
@@ -51,6 +55,7 @@ class Answer(NamedTuple):
     prompt_id: str
     domain: str
     is_right: bool
+    reward: float
     turns: Sequence[Mapping[str, str]]  # of its transcript
 
     def texts_of(self, role: str) -> list[str]:
@@ -77,6 +82,12 @@ class Comparison:
         pairs = [pair for pair in self.pairs if domain in (None, pair[0].domain)]
         first, second = ({str(at): pair[side].is_right for at, pair in enumerate(pairs)} for side in (0, 1))
         return paired_change(first, second, CONFIDENCE)
+
+    @property
+    def rewards(self) -> np.ndarray | None:
+        """Return the rewards of A and B [2, prompts]; None if each is 0 or 1, so that accuracy says as much."""
+        rewards = np.array([[answer.reward for answer in side] for side in zip(*self.pairs, strict=True)])
+        return None if np.isin(rewards, (0.0, 1.0)).all() else rewards
 
     def flipped(self, domain: str, right: str) -> list[tuple[Answer, Answer]]:
         """Return the pairs of a domain that only "A" or "B" got right."""
@@ -146,7 +157,8 @@ def played_by(side: Side, verbose: bool, progress: Progress) -> tuple[Answers, i
     for group in (group for batch in batches for group in batch.groups):
         prompt = group.prompt
         name = (prompt.env_id, prompt.prompt_id)
-        answers[prompt.key] = Answer(*name, prompt.domain, bool(group.is_right_G()[0]), turns.get(name, ()))
+        grade = (bool(group.is_right_G()[0]), float(group.rewards_G[0]))
+        answers[prompt.key] = Answer(*name, prompt.domain, *grade, turns.get(name, ()))
     return answers, len(prompts)
 
 
@@ -166,6 +178,10 @@ def lines_of(comparison: Comparison) -> Iterator[str]:
     is_shown = total.low > 0 or total.high < 0
     better = f"{'B' if total.change > 0 else 'A'} is better: the interval excludes 0"
     yield better if is_shown else "no difference is shown: the interval contains 0"
+    if (rewards := comparison.rewards) is not None:
+        first, second = rewards.mean(axis=1)
+        low, high = bootstrap_interval(rewards[1] - rewards[0], CONFIDENCE)
+        yield f"mean reward: A {first:.3f}, B {second:.3f}, B - A {second - first:+.3f}  [{low:+.3f}, {high:+.3f}]"
     for domain in comparison.domains:
         for right in "AB":
             if pairs := comparison.flipped(domain, right):
@@ -179,10 +195,12 @@ def lines_of(comparison: Comparison) -> Iterator[str]:
 def as_json(comparison: Comparison) -> dict[str, Any]:
     """Return everything as JSON types, with the transcripts of all flipped prompts."""
     changes = {name: comparison.change(name) for name in comparison.domains}
+    rewards = comparison.rewards
     return {
         "confidence": CONFIDENCE,
         "num_failed": comparison.num_failed,
         "total": {"change": comparison.change().change, **asdict(comparison.change())},
+        "mean_rewards": None if rewards is None else dict(zip("ab", rewards.mean(axis=1).tolist(), strict=True)),
         "by_domain": {name: {"change": change.change, **asdict(change)} for name, change in changes.items()},
         "flipped": [
             {"domain": domain, "right": right, "prompt_id": a.prompt_id, "a": list(a.turns), "b": list(b.turns)}

@@ -3,12 +3,14 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rllib_srl.cli import compare
-from rllib_srl.cli.compare import Answer, Answers, Comparison, lines_of, refuse_different, sides_of
+from rllib_srl.cli.compare import Answer, Answers, Comparison, as_json, lines_of, refuse_different, sides_of
 from rllib_srl.cli.shared.settings import SettingsError
 from rllib_srl.people.gates import paired_interval
+from rllib_srl.studies.seeds import bootstrap_interval
 
 
 def played(is_right: dict[str, bool], text: str = "7") -> Answers:
@@ -17,7 +19,7 @@ def played(is_right: dict[str, bool], text: str = "7") -> Answers:
     for name, right in is_right.items():
         turns = [{"role": "environment", "text": f"Question {name}\nAnswer:"}, {"role": "policy", "text": f" {text}\n"}]
         turns.append({"role": "environment", "text": "Thank you."})
-        found[name] = Answer("env", name, name[0], right, turns)
+        found[name] = Answer("env", name, name[0], right, float(right), turns)
     return found
 
 
@@ -52,6 +54,21 @@ def test_the_text_has_the_table_the_verdict_and_a_few_flipped_prompts(monkeypatc
     assert "A is better: the interval excludes 0" in list(lines_of(Comparison(right, wrong, 40)))
     with pytest.raises(ValueError, match="none of 12 held-out prompts was answered by both sides"):
         Comparison(played({"a1": True}), played({"a2": True}), 12)
+
+
+def test_partial_credit_is_compared_by_mean_reward() -> None:
+    """Differences of .5, .25, 0 and .25, all of them below what passes: accuracy shows nothing."""
+    sides = []
+    for rewards in ((0.0, 0.25, 0.5, 0.0), (0.5, 0.5, 0.5, 0.25)):
+        names = [f"a{at}" for at in range(len(rewards))]
+        plain = played(dict.fromkeys(names, False))
+        sides.append({name: plain[name]._replace(reward=reward) for name, reward in zip(names, rewards, strict=True)})
+    found = Comparison(*sides, 4)
+    low, high = bootstrap_interval(np.array([0.5, 0.25, 0.0, 0.25]), 0.95)
+    line = f"mean reward: A 0.188, B 0.438, B - A +0.250  [{low:+.3f}, {high:+.3f}]"
+    assert list(lines_of(found))[1:] == ["no difference is shown: the interval contains 0", line]
+    assert as_json(found)["mean_rewards"] == {"a": 0.1875, "b": 0.4375}
+    assert both().rewards is None and as_json(both())["mean_rewards"] is None
 
 
 def test_settings_of_the_prompts_must_be_equal_or_given() -> None:
