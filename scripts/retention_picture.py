@@ -1,6 +1,6 @@
 """Draw what became of each task on one stream of the study of retention: the conflict stream of the median seed.
 
-    python scripts/retention_picture.py DIRECTORY docs/assets/retention.svg        DIRECTORY as of retention_study.py
+    python -m scripts.retention_picture DIRECTORY docs/assets/retention.svg        DIRECTORY as of retention_study.py
 
 A panel is a task: held-out accuracy before training and after each stage, without a memory, with old prompts and with
 held answers. The seed is the one whose difference of the last two, in final accuracy, is the (lower) median.

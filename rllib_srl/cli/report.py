@@ -185,7 +185,7 @@ def _domains(facts: RunFacts) -> Iterator[Block]:
 def _memory(facts: RunFacts) -> Iterator[Block]:
     yield Heading("Memory")
     if not len(facts.known("replay/num_items")):
-        yield Text("This run had no memory (replay_capacity = 0, or both fractions 0).")
+        yield Text("This run had no memory (replay_capacity = 0).")
         return
     lines = {title: metric for metric, title in MEMORY_LINES.items() if len(facts.known(metric))}
     yield Charts((_chart(facts, lines, "Revisits and reuse", "share"),), "Realised shares since the start.")
