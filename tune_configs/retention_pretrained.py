@@ -18,7 +18,7 @@ PRETRAINED = {
     "engine": "vllm",
     "num_env_runners": 1,
     "compute_dtype": "float32",  # the same on every machine
-    "lr": 3e-5,
+    "lr": 1e-5,
     "max_turns": 3,
     "max_turn_tokens": 8,
     "evaluation_duration": 256,
