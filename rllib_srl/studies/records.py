@@ -5,6 +5,7 @@
       trials/srl--1.jsonl          arm srl, seed 1
         {"study": "5c1f...", "stage": -1, "iteration": 0, "accuracy": {"compare": 0.12, ...}, ...}     before training
         {"study": "5c1f...", "stage": 0, "iteration": 5, "accuracy": {"compare": 0.55, ...}, ...}
+      runs/srl--1/                 the newest checkpoint of that trial until it is finished
 
 A trial is finished once it has the evaluation of the study's last stage. Counts and seconds are cumulative over the
 trial and cover training only; those of evaluations are apart (`num_probe_tokens`, `probe_s`). A line is on disk before
@@ -24,7 +25,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from rllib_srl.studies.study import STRICT, Study
 
 STUDY_FILE = "study.json"
-TRIALS = "trials"
+TRIALS, RUNS = "trials", "runs"
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0)]
@@ -83,6 +84,11 @@ class Results:
 
 
 _STUDIES, _EVALUATIONS = TypeAdapter(Study), TypeAdapter(Evaluation)
+
+
+def run_path(directory: Path, arm: str, seed: int) -> Path:
+    """Return the folder of an unfinished trial's checkpoints in a results directory."""
+    return directory / RUNS / f"{arm}--{seed}"
 
 
 def write_study(directory: Path, study: Study) -> None:

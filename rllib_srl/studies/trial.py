@@ -36,10 +36,9 @@ from rllib_srl.curriculum.streams import Stages
 from rllib_srl.rollout.batches import RunnerBatch
 from rllib_srl.storage import checkpoints
 from rllib_srl.studies.online import FirstAnswers
-from rllib_srl.studies.records import Evaluation, TrialWriter, read_study
+from rllib_srl.studies.records import Evaluation, TrialWriter, read_study, run_path
 from rllib_srl.types import GroupMeta
 
-RUNS = "runs"  # folder in a results directory for the checkpoints of unfinished trials
 CONFIG = "trial"  # key of Tune's param_space that holds all settings of a trial
 MEASURES = {  # name of a measure -> metric of the memory
     "revisit_share": "revisit_share_prompts",
@@ -58,11 +57,6 @@ class Spent:
     num_probe_tokens: int = 0
     probe_s: float = 0.0
     peak_bytes: int = 0
-
-
-def run_path(directory: Path, arm: str, seed: int) -> Path:
-    """Return the folder of an unfinished trial's checkpoints in a results directory."""
-    return directory / RUNS / f"{arm}--{seed}"
 
 
 class StudyTrial(SRL):

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rllib_srl.studies.records import read_results, write_study
+from rllib_srl.studies.records import read_results, run_path, write_study
 from rllib_srl.studies.study import Arm, Domain, Primary, Study
-from rllib_srl.studies.trial import StudyTrial, run_path
+from rllib_srl.studies.trial import StudyTrial
 from tests.small_envs import small_config, watch
 
 pytestmark = pytest.mark.slow

@@ -21,37 +21,31 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import pkgutil
 import shutil
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ray import tune
-
 from rllib_srl import tune_configs
 from rllib_srl.cli.shared.cluster import command, message_of, start_ray
-from rllib_srl.cli.shared.display import duration, table, text_of
+from rllib_srl.cli.shared.display import table, text_of
 from rllib_srl.cli.shared.flags import Program, local_directory
 from rllib_srl.cli.shared.runs import RunError
 from rllib_srl.cli.shared.settings import build_config, given_settings, listed, run_settings
 from rllib_srl.cli.shared.stopping import ENDING
 from rllib_srl.common.foreign_names import nearest
-from rllib_srl.studies.records import STUDY_FILE, read_results, write_study
+from rllib_srl.studies.records import STUDY_FILE, read_results, run_path, write_study
 from rllib_srl.studies.report.study_page import summary_of
 from rllib_srl.studies.study import Primary, Study
-from rllib_srl.studies.trial import CONFIG, StudyTrial, run_path
 
 FIXED = ("env", "env_config", "envs", "mixture", "stream", "seed", "iterations", "evaluation_interval")
 SHORT = {"num_prompts_per_batch": 8, "group_size": 4, "evaluation_duration": 32, "checkpoint_every": 2}
 SHORT_STAGES, SHORT_SEEDS, SHORT_TOKENS = 2, 2, 800  # of a stage: an iteration must not be longer
 LIBRARIES = "Ray, Tune, vLLM and transformers"  # whose output --verbose shows
 CHECKPOINT_EVERY = 10  # iterations, in addition to the checkpoint after each stage
-NO_LOGGERS = "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"  # Tune's logs would be megabytes per trial
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -209,6 +203,8 @@ def run_study(plan: Plan, max_failures: int, how_to_resume: str, *, is_resumed: 
     missing = [trial for trial in plan.trials() if trial not in done]
     errors: list[Exception] = []
     if missing:
+        from rllib_srl.cli.tuning.trials import fit  # imports Ray, which --help does without
+
         study = plan.study
         print(f"{study.name}: {study.question}")
         print(f"{len(missing)} of {len(plan.trials())} trials to run ({len(plan.arms)} arms x {len(plan.seeds)} seeds)")
@@ -217,7 +213,8 @@ def run_study(plan: Plan, max_failures: int, how_to_resume: str, *, is_resumed: 
         write_study(plan.directory, plan.study)
         ENDING.last_words = lambda: how_to_resume
         try:
-            errors = list(fit([config_of(plan, *trial) for trial in missing], plan, max_failures, verbose).errors)
+            configs = [config_of(plan, *trial) for trial in missing]
+            errors = list(fit(configs, study, plan.directory / "tune", max_failures, verbose).errors)
         except BaseException as stop:
             stop.add_note(how_to_resume)
             raise
@@ -230,59 +227,6 @@ def run_study(plan: Plan, max_failures: int, how_to_resume: str, *, is_resumed: 
     if left:
         print(f"{len(left)} trials are not finished; {how_to_resume}", file=sys.stderr)
     return 1 if left else 0
-
-
-def fit(configs: Sequence[dict[str, Any]], plan: Plan, max_failures: int, verbose: bool) -> tune.ResultGrid:
-    """Run one trial per config; one that fails is started again and goes on from its checkpoint."""
-
-    def named(trial: Any) -> str:
-        label = trial.config[CONFIG]["_study"]
-        return f"{label['arm']}--{label['seed']}"
-
-    os.environ.setdefault(NO_LOGGERS, "1")
-    tuner = tune.Tuner(
-        StudyTrial,
-        param_space={CONFIG: tune.grid_search(list(configs))},
-        tune_config=tune.TuneConfig(trial_name_creator=named, trial_dirname_creator=named),
-        run_config=tune.RunConfig(
-            name=time.strftime("%Y%m%d-%H%M%S"),
-            storage_path=str(plan.directory / "tune"),
-            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
-            failure_config=tune.FailureConfig(max_failures=max_failures),
-            callbacks=[Lines(plan.study, len(configs))],
-            verbose=int(verbose),
-        ),
-    )
-    return tuner.fit()
-
-
-class Lines(tune.Callback):
-    """Prints a line at the end of each stage of a trial, with the remaining time of all trials."""
-
-    def __init__(self, study: Study, num_trials: int) -> None:
-        self._study, self._num, self._start = study, num_trials, time.monotonic()
-        self._tokens: dict[str, int] = {}  # by trial
-        self._first: dict[str, int] = {}  # that a resumed trial had already
-
-    def on_trial_result(
-        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
-    ) -> None:
-        about = result["study"]
-        name, tokens = f"{about['arm']} seed {about['seed']}", about["num_generated_tokens"]
-        self._first.setdefault(name, tokens)
-        self._tokens[name] = tokens
-        if "accuracy" not in about:
-            return
-        text = f"{name}: stage {about['stage'] + 1}/{self._study.num_stages}"
-        text += f"  average accuracy {about['accuracy']:.3f}  {tokens:,} tokens"
-        done = sum(tokens >= self._study.budget for tokens in self._tokens.values())
-        print(f"{text}  {done}/{self._num} trials  {self._left()}".rstrip(), flush=True)
-
-    def _left(self) -> str:
-        written = sum(self._tokens.values()) - sum(self._first.values())
-        ahead = self._num * self._study.budget - sum(min(n, self._study.budget) for n in self._tokens.values())
-        seconds = (time.monotonic() - self._start) * ahead / max(written, 1)
-        return f"{duration(seconds)} left" if written and ahead else ""
 
 
 def show(directory: Path) -> None:
