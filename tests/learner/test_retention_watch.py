@@ -73,6 +73,16 @@ def test_only_updates_in_turn_count_that_hold_the_domain():
     assert lines == played(it, [0, 0], UPDATES) and len([each for each in lines if each]) == 1
 
 
+def test_without_revisits_nothing_is_said_of_a_pass_rate_that_nobody_measures():
+    it = watch()
+    played(it, [1, 1], LEAST_GROUPS)
+    assert not any(played(it, [0, 0], 10))  # well below its best when its stage ends
+    for _ in range(2 * UPDATES):
+        it.observe([group_of("new", [1, 0])], [group_of("a", [1])])
+        assert it.warnings({}) == []
+    assert any(played(it, [0, 0], UPDATES))
+
+
 class Memory:
     def draw_answers(self, num, now, without_domains, without_keys):
         self.asked = num, now, list(without_domains), list(without_keys)

@@ -127,7 +127,7 @@ class DomainRecord:
     rate: float = 0.0  # faded pass rate
     num_groups: int = 0
     best: float = 0.0
-    num_below: int = 0  # consecutive updates that held the domain while it was below its best
+    num_below: int = 0  # consecutive updates that held and revisited the domain while it was below its best
 
 
 class RetentionWatch:
@@ -135,6 +135,7 @@ class RetentionWatch:
 
     conflict     cosine of the gradients of a domain's held answers and of the rest of the update below `CONFLICT`
     below best   faded pass rate of a held domain more than `MARGIN` below its best, in `UPDATES` consecutive updates
+                 that also revisited it; without revisits its pass rate is unknown
 
     The faded pass rate of a domain moves by `RATE` of the way to each of its played groups, fresh or revisited.
     One batch of a few prompts does not move it by `MARGIN`: its standard deviation is at most a sixth of a group's.
@@ -146,6 +147,7 @@ class RetentionWatch:
         self._records: dict[str, DomainRecord] = {}
         self._warned: set[tuple[str, ...]] = set()
         self._held: set[str] = set()
+        self._revisited: set[str] = set()
         self._learned = ""
 
     def observe(self, groups: Sequence[GroupMeta], held: Sequence[GroupMeta]) -> None:
@@ -154,6 +156,7 @@ class RetentionWatch:
             if group.has_reward_G is None or group.has_reward_G.all():
                 self._note(group.prompt.domain, float(group.is_success_G(self._settings.pass_reward).mean()))
         self._held = {answer.prompt.domain for answer in held}
+        self._revisited = {group.prompt.domain for group in groups if group.origin == "revisit"}
         fresh = Counter(group.prompt.domain for group in groups if group.origin == "fresh")
         self._learned = max(sorted(fresh), key=fresh.__getitem__, default="")
 
@@ -177,7 +180,7 @@ class RetentionWatch:
                 )
 
     def _below_best(self) -> Iterator[str]:
-        for domain in sorted(self._held & self._records.keys()):
+        for domain in sorted(self._held & self._revisited & self._records.keys()):
             record = self._records[domain]
             is_below = record.rate < record.best - MARGIN
             record.num_below = record.num_below + 1 if is_below else 0
