@@ -274,8 +274,8 @@ def counted(metrics: Mapping[str, Any], name: str) -> int:
 def run(trial: Trial, tasks: Sequence[str]) -> dict[str, Any]:
     """Train on a stream and return a row: accuracies before, after each stage and at the end, and costs.
 
-    On a seed that is in no table only the greedy accuracy at the end is measured. `entropy` is that of the last update,
-    in nats a token.
+    On a seed that is in no table only the greedy accuracy at the end is measured. `entropy` is that of the last update
+    on new answers, in nats a token.
     """
     marks = NUM_AT_MARKS if any(trial.seed in plan.table for plan in PLANS) else 0
     begin, seconds, trained, num_held, entropy = time.perf_counter(), 0.0, 0, 0, float("nan")
@@ -289,7 +289,7 @@ def run(trial: Trial, tasks: Sequence[str]) -> dict[str, Any]:
             held = result.get("retention", held)
             learned = result["learners"].get("default_policy", {})
             trained += counted(learned, "num_tokens")
-            entropy = learned.get("entropy", entropy)
+            entropy = latest if np.isfinite(latest := learned.get("entropy", np.nan)) else entropy
             num_held += counted(held, "num_held_tokens")
             if algo.source.progress.tokens >= tokens_of(trial) * (len(rows) + 1):
                 is_last = len(rows) + 1 == len(tasks)
@@ -452,7 +452,7 @@ def parts_of(rows: Sequence[Mapping[str, Any]]) -> str:
     final = fmean(row["final"] for row in rows)
     line = f"final {final:.3f} ({named}), forgetting {lost:.3f}, {trained:.0f} trained tokens, {seconds:.0f} s"
     if all(row.get("sampled") for row in rows):  # older rows lack it
-        entropy = fmean(row["entropy"] for row in rows)
+        entropy = np.nanmean([row["entropy"] for row in rows])  # NaN where no update came last
         one, several = (fmean(row["sampled"][name] for row in rows) for name in ("pass_at_1", "pass_at_k"))
         line += f", entropy {entropy:.3f}, pass@1 {one:.3f}, pass@{NUM_ANSWERS} {several:.3f}"
     return line
