@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from rllib_srl.algorithm.srl import SRL
-from rllib_srl.cli.tuning import stream, tune
-from rllib_srl.cli.tuning.tune import Plan
+from rllib_srl.cli.tuning import stream, trials, tune
 from rllib_srl.studies.records import read_results
+from rllib_srl.studies.study import Study
 from rllib_srl.studies.trial import CONFIG, StudyTrial
 
 SHORT = ["--short", "--evaluation_duration", "16", "--tokens", "300", "--max_turn_tokens", "8"]
@@ -22,10 +22,12 @@ def questions(path: Path, num: int) -> Path:
     return path
 
 
-def played_here(configs: list[dict], plan: Plan, max_failures: int, verbose: bool) -> SimpleNamespace:
+def played_here(
+    configs: list[dict], study: Study, directory: Path, max_failures: int, verbose: bool
+) -> SimpleNamespace:
     """Run trials in this process, which saves the start of Tune's processes."""
     for config in configs:
-        logs = str(plan.directory / "logs" / config["_study"]["arm"])
+        logs = str(directory / "logs" / config["_study"]["arm"])
         trial = StudyTrial({CONFIG: config | {"log_directory": logs}})
         try:
             while not trial.train()["done"]:
@@ -49,16 +51,16 @@ def test_a_stream_that_is_stopped_goes_on_and_counts_first_answers(
                 played[algo._arm].setdefault((group.prompt.domain, group.prompt.key), group.rewards_G.tolist())
         return groups, late
 
-    def stopped_after_the_first(configs, plan, max_failures, verbose):
-        played_here(configs[:1], plan, max_failures, verbose)
+    def stopped_after_the_first(configs, *others):
+        played_here(configs[:1], *others)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(SRL, "_kept", watched)
-    monkeypatch.setattr(tune, "fit", stopped_after_the_first)
+    monkeypatch.setattr(trials, "fit", stopped_after_the_first)
     tasks = ["--tasks", "compare={num_shots: 0}", str(questions(tmp_path / "mine.jsonl", 400))]
     assert stream.main([*SHORT, *tasks, "--out", str(out), "--replay_revisit_fraction", "0.5", "--debug"]) == 130
     before = (out / "trials" / "memory--1.jsonl").read_bytes()
-    monkeypatch.setattr(tune, "fit", played_here)
+    monkeypatch.setattr(trials, "fit", played_here)
     assert f"--resume {out}" in capsys.readouterr().err
     assert stream.main(["--resume", str(out), "--debug"]) == 0
     assert (out / "trials" / "memory--1.jsonl").read_bytes() == before  # not run again
