@@ -28,7 +28,7 @@ def quickstart_config(**settings: Any) -> Any:
 
 
 def iterations(config: Any, num: int) -> dict[str, list[float]]:
-    """Return seconds, mean reward and trained tokens of iterations, after one to warm up."""
+    """Return seconds, mean reward and trained tokens of iterations after the first; RuntimeError: none trained."""
     algo = config.build_algo()
     figures: dict[str, list[float]] = {"seconds": [], "rewards": [], "num_tokens": []}
     try:
@@ -42,6 +42,8 @@ def iterations(config: Any, num: int) -> dict[str, list[float]]:
             figures["num_tokens"].append(num_tokens)
     finally:
         algo.stop()
+    if not figures["seconds"]:
+        raise RuntimeError("all groups had zero variance; expected other ones: more --num-iterations")
     return figures
 
 

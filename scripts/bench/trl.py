@@ -137,8 +137,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     begin = time.perf_counter()
     start_ray(arguments.verbose)
     mine = bench.iterations(config, arguments.num_iterations)
-    if not mine["seconds"]:
-        raise RuntimeError("all groups had zero variance; expected other ones: more --num-iterations")
     engine = config.engine
     print(f"ours ({config.compute_dtype}, {engine}): {bench.spread(mine['seconds'])} s an iteration", flush=True)
     other = {}
