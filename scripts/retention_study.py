@@ -177,9 +177,9 @@ ATTEMPT_3 = [
 
 def after_attempt_3(kind: str, num_seeds: int, *arms: str) -> Plan:
     """Return arms that run on the first seeds of attempt 3, beside its own, and decide nothing about it."""
-    _, _, development, table, _ = next(plan for plan in ATTEMPT_3 if plan.kind == kind)
+    plan = next(plan for plan in ATTEMPT_3 if plan.kind == kind)
     grids = {arm: [{ARMS[arm].tuned: value} for value in ARMS[arm].values] for arm in arms}
-    return Plan("attempt 3", kind, development[:2], table[:num_seeds], grids)
+    return plan._replace(development=plan.development[:2], table=plan.table[:num_seeds], grids=grids)
 
 
 CHECK = [
