@@ -60,8 +60,9 @@ class RolloutsAhead:
     ) -> None:
         """Start the thread; nothing is played yet, and the weights are of version 0.
 
-        `restore` restarts lost runners with the weights of `version` and calls `restarted`, or raises. `timeout_s` is
-        the longest time without an answer, and for the groups of one `take`.
+        `restore` restarts lost runners with the weights of `version` and calls `restarted`, or raises. A runner that
+        does not end its slice within `slice_s + timeout_s` is lost. A wait for groups lasts that and `timeout_s` more,
+        so that a runner whose last slice hangs is found first, and begins anew after a restart.
         """
         self.version = 0  # version of the weights; changed by the main thread while the runners are at rest
         self._runners, self._restore = runners, restore
@@ -168,7 +169,8 @@ class RolloutsAhead:
         self._thread.join(self._slice_s + JOIN_S)
 
     def _wait(self, is_done: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + self._timeout_s
+        limit_s = 2 * self._timeout_s + self._slice_s
+        deadline = time.monotonic() + limit_s
         while True:
             with self._changed:
                 self._changed.wait_for(
@@ -181,8 +183,9 @@ class RolloutsAhead:
                     return
                 lost = dict(self._lost)
             if not lost:
-                raise ActorFailure(f"{what} within {self._timeout_s:g} s")
+                raise ActorFailure(f"{what} within {limit_s:g} s")
             self._restore(lost)
+            deadline = time.monotonic() + limit_s
 
     def restarted(self, runners: Mapping[int, Failure]) -> int:
         """Play the groups of lost runners again, each on the same runner; return their number.

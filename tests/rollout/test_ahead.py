@@ -4,6 +4,7 @@ import random
 import time
 from collections import Counter
 from types import SimpleNamespace
+from typing import ClassVar
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -121,3 +122,44 @@ def test_every_group_is_delivered_once_and_lags_by_the_updates_since_it_began(se
     assert set(delivered.values()) == {1} and sum(delivered.values()) == sizes[0] + sum(sizes)
     assert not ahead.outstanding
     assert death or not restarts
+
+
+class HungRunner:
+    """Runner 1, whose third slice never ends; after a restart its fifth ends the group."""
+
+    ids: ClassVar = [1]
+
+    def __init__(self) -> None:
+        self.num = 0
+        self.is_hung = False
+
+    def start_slice(self, runner_id, version, slice_s, enough, begin) -> PendingSlice:
+        self.num += 1
+        self.is_hung = self.num == 3
+        return PendingSlice(runner_id, self.num, None)
+
+    def wait(self, answers, num_returns, timeout):
+        time.sleep(timeout)
+        return ([], answers) if self.is_hung else (answers, [])
+
+    def slice_of(self, pending, timeout_s) -> Slice:
+        if self.num < 5:
+            return Slice({}, {}, 1)
+        return Slice({"a": RunnerBatch(0, [], 0, {"a": 1}, 1, [], [])}, {}, 0)
+
+
+def test_a_runner_that_hangs_after_the_wait_began_is_restarted(monkeypatch):
+    runner, restarts = HungRunner(), []
+    monkeypatch.setattr(ahead_module, "ray", SimpleNamespace(wait=runner.wait))
+
+    def restore(lost):
+        restarts.extend((runner_id, failure.is_hung) for runner_id, failure in lost.items())
+        ahead.restarted(lost)
+
+    ahead = RolloutsAhead(runner, restore, slice_s=0.1, timeout_s=1.0, max_tries=3)
+    try:
+        launch(ahead, ["a"], random.Random(0))
+        assert [list(batch.stop_reasons) for batch in ahead.take(1)] == [["a"]]
+    finally:
+        ahead.close()
+    assert restarts == [(1, True)]
