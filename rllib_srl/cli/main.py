@@ -52,7 +52,7 @@ COMMANDS = {
     "rate": Command("rate answers of a run; ratings become rewards and grades", is_paged=True),
     "serve": Command("serve a model, take ratings and train on them in the background", folder="serving"),
     "versions": Command("list the versions of a served model, and roll back", folder="serving", is_paged=True),
-    "export": Command("write a trained model and a model card, and upload them", starts_ray=True),
+    "export": Command("write a trained model and a model card", starts_ray=True),
     "doctor": Command("check this machine, or a run before it starts: settings and grading", starts_ray=True),
 }
 
