@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -293,6 +294,8 @@ SETTINGS = {name: row for part in PARTS for name, row in part.rows.items()}
 NO_ATTRIBUTES = ("model", "callbacks")  # settings that RLlib's methods take, so not attributes of SRLConfig
 LONGEST_EPISODE = 1024  # tokens: default of `max_episode_tokens`, unless the model's context is shorter
 
+_SECRET_NAME = re.compile(r"(key|token|secret|password|passwd|authorization|cookie|credential)s?$", re.IGNORECASE)
+_USER_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _warned: set[str] = set()
 
 
@@ -324,3 +327,17 @@ def errors_of(values: Mapping[str, Any], parts: Iterable[Part] = PARTS) -> tuple
         wrong |= {prefix + name: prefix + line for name, line in errors.items()}
         together += [prefix + line for line in others]
     return wrong, together
+
+
+def without_secrets(value: Any, name: str = "") -> Any:
+    """Return the value of a setting without passwords and keys, by their names or form, nor users in addresses."""
+    from rllib_srl.replay.admission import redact
+
+    if isinstance(value, Mapping):
+        return {key: without_secrets(of, str(key)) for key, of in value.items()}
+    if isinstance(value, list | tuple):
+        parts = [without_secrets(of, name) for of in value]
+        return tuple(parts) if isinstance(value, tuple) else parts
+    if not isinstance(value, str):
+        return value
+    return "[secret]" if _SECRET_NAME.search(name) else redact(_USER_IN_ADDRESS.sub("[password]", value))

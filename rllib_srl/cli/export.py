@@ -20,12 +20,13 @@ from typing import Any
 
 import yaml
 
+from rllib_srl.algorithm.settings import without_secrets
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.display import counted
 from rllib_srl.cli.shared.flags import Program, local_directory
 from rllib_srl.cli.shared.run_log import json_lines
 from rllib_srl.cli.shared.runs import METRICS
-from rllib_srl.cli.shared.settings import flag_settings, listed, model_config_of, without_secrets
+from rllib_srl.cli.shared.settings import flag_settings, listed, model_config_of
 from rllib_srl.engine.models import SMOLLM2, TINY
 from rllib_srl.storage.disk import writing
 

@@ -27,8 +27,8 @@ from typing import Any, ClassVar
 
 from filelock import FileLock
 
-from rllib_srl.algorithm.settings import SETTINGS
-from rllib_srl.cli.shared.settings import flat_settings, without_secrets
+from rllib_srl.algorithm.settings import SETTINGS, without_secrets
+from rllib_srl.cli.shared.settings import flat_settings
 from rllib_srl.common.callbacks import SRLCallback
 from rllib_srl.common.metric_names import numbers_of
 from rllib_srl.engine.models import cache_root

@@ -2,12 +2,14 @@
 
 import base64
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from rllib_srl.cli import report
+from rllib_srl.studies.report import study_page
 from rllib_srl.studies.report.charts import line_of
 from rllib_srl.studies.report.page import Chart
 from rllib_srl.studies.report.study_page import number, span
@@ -43,6 +45,16 @@ def test_the_page_has_answer_table_and_settings(page):
     assert "10 of 10 runs" in page and "Holm" in page
     assert "finished runs" in page and "nan" not in re.sub('base64,[^"]*', "", page)
     assert re.search(r"SRL \+ diversity</th><td>82\.\d% \(8", page)
+
+
+def test_settings_are_shown_without_secrets():
+    env_config = {"api_key": "abc", "reward_url": "https://me:hunter2@host/grade", "num_shots": 0}
+    study = small_study(settings={"env_config": env_config, "group_size": 8})
+    arms = tuple(replace(arm, settings={"regularisers": {"token": "abc"}}) for arm in study.arms)
+    for one in (study, replace(study, arms=arms)):
+        shown = str(list(study_page._settings(one)))
+        assert "abc" not in shown and "hunter" not in shown
+        assert "'api_key': '[secret]', 'reward_url': 'https://[password]@host/grade', 'num_shots': 0" in shown
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from rllib_srl.algorithm.named import ALGORITHMS, MEMORIES, without_names
-from rllib_srl.algorithm.settings import PARTS, Part, errors_of
+from rllib_srl.algorithm.settings import PARTS, Part, errors_of, without_secrets
 from rllib_srl.common.foreign_names import in_place_of
 from rllib_srl.common.loading import OWN_DATA, with_whole_rules
 from rllib_srl.common.setting_model import PRESET, Setting, Settings, setting
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from rllib_srl.algorithm.config import SRLConfig
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-_SECRET_NAME = re.compile(r"(key|token|secret|password|passwd|authorization|cookie|credential)s?$", re.IGNORECASE)
-_USER_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
 class RunSettings(Settings):
@@ -101,20 +99,6 @@ def flat_settings(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple
         else:
             is_plain = isinstance(value, bool | int | float)
             yield f"{prefix}{name}", value if is_plain else str(without_secrets(value, str(name)))
-
-
-def without_secrets(value: Any, name: str = "") -> Any:
-    """Return the value of a setting without passwords and keys, by their names or form, nor users in addresses."""
-    from rllib_srl.replay.admission import redact
-
-    if isinstance(value, Mapping):
-        return {key: without_secrets(of, str(key)) for key, of in value.items()}
-    if isinstance(value, list | tuple):
-        parts = [without_secrets(of, name) for of in value]
-        return tuple(parts) if isinstance(value, tuple) else parts
-    if not isinstance(value, str):
-        return value
-    return "[secret]" if _SECRET_NAME.search(name) else redact(_USER_IN_ADDRESS.sub("[password]", value))
 
 
 def run_settings(values: Mapping[str, Any]) -> RunSettings:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from rllib_srl.algorithm.settings import without_secrets
 from rllib_srl.studies.contrasts import (
     Contrast,
     Finding,
@@ -218,14 +219,16 @@ def _matrices(study: Study, curves: Mapping[str, Mapping[int, Curve]]) -> Iterat
 def _settings(study: Study) -> Iterator[Block]:
     yield Heading("Settings")
     names = list(dict.fromkeys(name for arm in study.arms for name in arm.settings))
-    rows = [
-        (name, *(str(arm.settings.get(name, study.settings.get(name, "default"))) for arm in study.arms))
-        for name in names
-    ]
+    every = [{**study.settings, **arm.settings} for arm in study.arms]
+    rows = [(name, *(_shown(name, settings.get(name, "default")) for settings in every)) for name in names]
     if rows:
         yield Table(("setting", *(arm.title for arm in study.arms)), rows, "Settings of the arms.")
-    shared = [(name, str(value)) for name, value in study.settings.items() if name not in names]
+    shared = [(name, _shown(name, value)) for name, value in study.settings.items() if name not in names]
     yield Details(f"{len(shared)} settings that all runs share", (Table(("setting", "value"), shared, is_text=True),))
+
+
+def _shown(name: str, value: object) -> str:
+    return str(without_secrets(value, name))
 
 
 def _sentence(text: str) -> str:
