@@ -3,6 +3,7 @@
 import json
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -18,8 +19,11 @@ from rllib_srl.cli.shared.runs import (
     resume_or_restart,
     source_of,
 )
+from rllib_srl.cli.shared.training import _resume
+from rllib_srl.people.rating_store import RATINGS, RatingStore
 from rllib_srl.storage.checkpoints import CheckpointError, seal
 from rllib_srl.storage.seal_key import make_key
+from tests.people.answers import an_answer
 
 SETTINGS = "env: compare\nenv_config: {}\nenvs: null\nmodel: tiny\nseed: 5\noptimizer_name: adamw\nlr: 0.1\n"
 
@@ -84,6 +88,20 @@ def test_auto_sets_an_attempt_without_a_checkpoint_aside(tmp_path: Path) -> None
     assert {path.name for path in tmp_path.iterdir()} == {"rows.jsonl", "earlier-attempts"}
     kept = {path.name: (path / "replay/memory.db").read_text() for path in (tmp_path / "earlier-attempts").iterdir()}
     assert kept == {"1": "1", "2": "2"}
+
+
+def test_ratings_go_to_another_directory_once(run: Path, tmp_path: Path) -> None:
+    """An attempt there was lost before its first checkpoint, after somebody had rated."""
+    with RatingStore(run / RATINGS) as store:
+        store.rate(an_answer(1), "good")
+    plan = plan_run(tmp_path / "second", run / "checkpoint_000020", {})
+    plan.directory.mkdir()
+    algo = MagicMock(iteration=20)
+    for num in (1, 2):
+        _resume(algo, plan, run / "checkpoint_000020", MagicMock())
+        with RatingStore(plan.directory / RATINGS) as store:
+            assert len(store.all()) == num
+            store.rate(an_answer(2), "bad")
 
 
 def test_resume_refuses_to_change_what_is_trained_on_what(run: Path) -> None:
