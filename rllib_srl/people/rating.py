@@ -6,12 +6,13 @@
     ordinal       1 to 5                          0, 1/4, 1/2, 3/4, 1
     hybrid        good 1 ... good 5, bad 1 ...    stars / 5, -stars / 5: good 4 is 0.8, bad 2 is -0.4
     normalised    1 to 5                          (stars - mean) / standard deviation, both moving over the rater's
-                                                  earlier stars
+                                                  first stars of each answer that he rated before this one
     all           none                            taken back
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -64,29 +65,21 @@ def fixed_reward(value: str) -> float:
     return (int(stars) - 1) / 4
 
 
-@dataclass
-class Moving:
-    """Moving mean and variance of stars.
+def normalised(stars: int, earlier: Iterable[int]) -> float:
+    """Return (stars - mean) / standard deviation, both moving over `earlier` stars.
 
-    Starts with the moments of stars drawn uniformly from 1 to 5 (mean 3, variance 2); after a rating x
+    They start with the moments of stars drawn uniformly from 1 to 5 (mean 3, variance 2); after a rating x
 
-        d = x - mean,   mean += (1 - m) d,   variance = m (variance + (1 - m) d^2)
+        d = x - mean,   mean += (1 - m) d,   variance = m (variance + (1 - m) d^2),   m = `MOMENTUM`
+
+    Source: Finch 2009, "Incremental calculation of weighted mean and variance", section 9.
     """
-
-    momentum: float = MOMENTUM
-    mean: float = 3.0
-    variance: float = 2.0
-
-    def normalised(self, stars: float) -> float:
-        """Return (stars - mean) / standard deviation of the ratings so far, then include `stars` in them.
-
-        Source: Finch 2009, "Incremental calculation of weighted mean and variance", section 9.
-        """
-        difference = stars - self.mean
-        normalised: float = difference / max(self.variance, 1e-6) ** 0.5
-        self.mean += (1 - self.momentum) * difference
-        self.variance = self.momentum * (self.variance + (1 - self.momentum) * difference**2)
-        return normalised
+    mean, variance = 3.0, 2.0
+    for one in earlier:
+        difference = one - mean
+        mean += (1 - MOMENTUM) * difference
+        variance = MOMENTUM * (variance + (1 - MOMENTUM) * difference**2)
+    return float((stars - mean) / max(variance, 1e-6) ** 0.5)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
     RUN/ratings.db    meta      schema version, id of the file, scheme of its ratings
                       answers   what was rated, as text; newest: the last change of its rating
                       ratings   one row per change, append-only, with its reward; its seq orders all changes
-                      raters    moving mean and variance of each rater's stars
 
     store.rate(answer, "good", rater="ann")     durable when it returns; False: it has this rating already
     store.changed_since(seq)                    one indexed query; [] if nothing is new
@@ -19,6 +18,7 @@ import sqlite3
 from collections.abc import Collection
 from contextlib import closing
 from datetime import UTC, datetime
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,15 @@ from rllib_srl.people.rating import (
     NORMALISED,
     TAKEN_BACK,
     Answer,
-    Moving,
     Rating,
     check_value,
     fixed_reward,
+    normalised,
 )
 from rllib_srl.storage.database import Database, DatabaseError
 
 RATINGS = "ratings.db"  # in the directory of a run
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _TABLES = """
 CREATE TABLE answers (
     number INTEGER PRIMARY KEY, id TEXT NOT NULL, fingerprint TEXT NOT NULL, group_id TEXT NOT NULL,
@@ -44,7 +44,6 @@ CREATE TABLE answers (
 CREATE TABLE ratings (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, answer INTEGER NOT NULL REFERENCES answers, value TEXT NOT NULL,
     rater TEXT NOT NULL, rated_at TEXT NOT NULL, reward REAL);
-CREATE TABLE raters (rater TEXT PRIMARY KEY, mean REAL NOT NULL, variance REAL NOT NULL) WITHOUT ROWID;
 CREATE INDEX answers_by_change ON answers (newest);
 CREATE INDEX answers_by_group ON answers (group_id);
 """
@@ -52,6 +51,9 @@ _OF_ANSWER = ("group_id", "episode", "key", "fingerprint", "env_id", "domain", "
 _FROM = "FROM answers a JOIN ratings r ON r.seq = a.newest"
 _OF_RATING = "r.value, r.rater, r.rated_at, r.seq, r.reward"
 _SELECT = f"SELECT {', '.join(f'a.{name}' for name in _OF_ANSWER)}, {_OF_RATING} {_FROM}"
+_FIRST = f"""
+SELECT answer, value, min(seq) FROM ratings WHERE rater = ? AND value != '{TAKEN_BACK}'
+GROUP BY answer ORDER BY min(seq)"""
 
 
 def utc_now() -> str:
@@ -115,21 +117,21 @@ class RatingStore(Database):
             if number is None:
                 number = self._insert("answers", {"id": answer.answer_id, **vars(answer), "newest": 0})
             change = {"answer": number, "value": value, "rater": rater, "rated_at": utc_now()}
-            seq = self._insert("ratings", {**change, "reward": self._reward(value, rater)})
+            seq = self._insert("ratings", {**change, "reward": self._reward(number, value, rater)})
             self._db.execute("UPDATE answers SET newest = ? WHERE number = ?", (seq, number))
         return True
 
-    def _reward(self, value: str, rater: str) -> float | None:
-        """Return the reward of a new rating; "normalised" uses and updates the moments of its rater."""
+    def _reward(self, answer: int, value: str, rater: str) -> float | None:
+        """Return the reward of a new rating; "normalised": by the answers that its rater had rated before this one.
+
+        Only the first stars of an answer count, so corrections and undone ratings move no later reward.
+        """
         if value == TAKEN_BACK:
             return None
         if self.scheme != NORMALISED:
             return fixed_reward(value)
-        row = self._db.execute("SELECT mean, variance FROM raters WHERE rater = ?", (rater,)).fetchone()
-        moving = Moving(**dict(zip(("mean", "variance"), row or (), strict=False)))
-        reward = moving.normalised(int(value))
-        self._db.execute("INSERT OR REPLACE INTO raters VALUES (?, ?, ?)", (rater, moving.mean, moving.variance))
-        return reward
+        before = takewhile(lambda row: row[0] != answer, self._db.execute(_FIRST, (rater,)))
+        return normalised(int(value), (int(stars) for _, stars, _ in before))
 
     def newest_change(self) -> int:
         """Return the seq of the last change, 0 without one."""

@@ -1,8 +1,8 @@
 """Store all data of a served model in one SQLite file: conversations, their ratings, and the versions.
 
     DIR/served.db   conversations                 redacted, with the tokens of their answers
-                    answers, ratings, raters      as in every file of ratings (`rating_store.py`)
-                    versions, uses                each version with its parent, and the ratings that trained it
+                    answers, ratings              as in every file of ratings (`rating_store.py`)
+                    versions, uses                each version with its parent, and the ratings (seq) that trained it
 
     begin ─> training ─> candidate ─> active ─> superseded ─> active (its child was rolled back)
                 │            │           └────> rolled_back
@@ -12,7 +12,8 @@ Version 0 is the model that was given. It has no row, cannot be rejected, and is
 
 A version is *stale* if a rating that it was trained on has changed, or its parent was rolled back, before it was
 active; its ratings are free. A rating is used up by the version that was trained on it, even if that version
-failed, until it is changed.
+failed, until it is changed; one that is changed and then changed back is free, since a version between them may have
+forgotten the answer.
 
 Token ids reveal as much as the text. A conversation in which the redaction found a secret therefore has none: it can be
 rated but is not trained on, and `untrainable` says so.
@@ -59,7 +60,7 @@ CREATE TABLE versions (
     number INTEGER PRIMARY KEY AUTOINCREMENT, parent INTEGER NOT NULL, state TEXT NOT NULL, changed_at TEXT NOT NULL,
     settings TEXT NOT NULL, metrics TEXT NOT NULL, files TEXT NOT NULL, reason TEXT NOT NULL);
 CREATE TABLE uses (
-    version INTEGER NOT NULL REFERENCES versions, answer TEXT NOT NULL, value TEXT NOT NULL,
+    version INTEGER NOT NULL REFERENCES versions, answer TEXT NOT NULL, value TEXT NOT NULL, rating INTEGER,
     PRIMARY KEY (version, answer)) WITHOUT ROWID;
 CREATE INDEX uses_by_answer ON uses (answer, value);
 CREATE UNIQUE INDEX one_active ON versions (state) WHERE state = 'active';
@@ -72,7 +73,7 @@ _FREE = f"""
 SELECT t.id, t.value FROM {_TODAY} t
 WHERE t.value != '{TAKEN_BACK}' AND NOT EXISTS (
     SELECT 1 FROM uses u JOIN versions v ON v.number = u.version
-    WHERE u.answer = t.id AND u.value = t.value AND v.state != '{STALE}'
+    WHERE u.answer = t.id AND u.rating = t.seq AND v.state != '{STALE}'
 ) AND EXISTS (SELECT 1 FROM conversations c WHERE c.id = t.group_id AND c.tokens IS NOT NULL)
 ORDER BY t.seq"""
 _WITHDRAWN = f"""
@@ -158,7 +159,7 @@ class ServedStore(RatingStore):
     cannot be read or written, and `DiskFull`.
     """
 
-    tables, schema, content = RatingStore.tables + _TABLES, 3, "conversations, ratings and versions"
+    tables, schema, content = RatingStore.tables + _TABLES, 4, "conversations, ratings and versions"
     _free: tuple[int, dict[str, str]] = (-1, {})  # `num_changes` and free ratings of the last call
 
     @property
@@ -197,8 +198,9 @@ class ServedStore(RatingStore):
             row = {"parent": self._active_number(), "state": TRAINING, "changed_at": utc_now(), "reason": ""}
             row |= {"settings": json.dumps(dict(settings)), "metrics": "{}", "files": "{}"}
             number = self._insert("versions", row)
-            used = [(number, answer, value) for answer, value in uses.items()]
-            self._db.executemany("INSERT INTO uses VALUES (?, ?, ?)", used)
+            used = [(number, answer, value, answer) for answer, value in uses.items()]
+            seq = f"(SELECT t.seq FROM {_TODAY} t WHERE t.id = ?)"
+            self._db.executemany(f"INSERT INTO uses VALUES (?, ?, ?, {seq})", used)
         return self.version(number)
 
     def finish(self, number: int, files: Mapping[str, str], metrics: Mapping[str, Any]) -> Version:

@@ -108,19 +108,36 @@ def test_a_candidate_of_another_parent_is_not_activated(store):
     assert store.active().number == first
 
 
+@pytest.mark.parametrize("between", ["bad", TAKEN_BACK])
+def test_a_rating_that_is_changed_back_after_a_version_was_begun_trains_again(store, between):
+    first, other = (store.log(conversation(name)).as_answer() for name in ("c1", "c2"))
+    store.rate(first, "good")
+    store.activate(candidate(store, store.free_ratings()))
+    store.rate(first, between)
+    store.rate(other, "good")
+    store.activate(candidate(store, store.free_ratings()))  # its memory has no "good" of c1
+    store.rate(first, "good")
+    assert store.free_ratings() == {"c1/0": "good"}
+    candidate(store, store.free_ratings())
+    assert store.free_ratings() == {}
+
+
 class Twin:
     """What follows from conversations, ratings and versions, in plain Python."""
 
-    def __init__(self, store):
+    def __init__(self, store, begun):
+        self.begun = begun  # version -> answer -> seq of its rating when the version was begun
         self.today = {one.answer.answer_id: one.value for one in store.all()}
+        self.seqs = {one.answer.answer_id: one.seq for one in store.all()}
         self.uses = {one.number: store.uses(one.number) for one in store.versions()}
         self.states = {one.number: one.state for one in store.versions()}
         self.trainable = {name for name in self.today if store.find(name[:-2]).tokens}
 
     def free(self):
-        used = {pair for number, uses in self.uses.items() if self.states[number] != "stale" for pair in uses.items()}
+        fresh = [number for number, state in self.states.items() if state != "stale"]
+        used = {self.begun[number][name] for number in fresh for name in self.uses[number]}
         given = [pair for pair in self.today.items() if pair[1] != TAKEN_BACK and pair[0] in self.trainable]
-        return {name: value for name, value in given if (name, value) not in used}
+        return {name: value for name, value in given if self.seqs[name] not in used}
 
     def changed(self, number):
         return [name for name, value in self.uses[number].items() if self.today[name] != value]
@@ -134,7 +151,7 @@ class Twin:
         return len(out)
 
 
-def change(store, rng, answers):
+def change(store, rng, answers, begun):
     in_training, candidates, active = store.in_training(), store.in_state(CANDIDATE), store.active()
     what = rng.choice(["log", "rate", "rate", "rate", "begin", "end", "end", "back"])
     if what == "log" or not answers:
@@ -143,7 +160,8 @@ def change(store, rng, answers):
     elif what == "rate":
         store.rate(rng.choice(answers), rng.choice(["good", "bad", "3", "none"]))
     elif what == "begin" and in_training is None and (free := store.free_ratings()):
-        store.begin(dict(rng.sample(sorted(free.items()), rng.randint(1, len(free)))), {})
+        number = store.begin(dict(rng.sample(sorted(free.items()), rng.randint(1, len(free)))), {}).number
+        begun[number] = {one.answer.answer_id: one.seq for one in store.all()}
     elif what == "end" and in_training is not None:
         if rng.random() < 0.6:
             store.finish(in_training.number, {}, {})
@@ -159,10 +177,10 @@ def change(store, rng, answers):
 
 
 def test_random_histories_agree_with_plain_python(store):
-    rng, answers, most = random.Random(0), [], 0
+    rng, answers, begun, most = random.Random(0), [], {}, 0
     for _ in range(250):
-        change(store, rng, answers)
-        twin, rows = Twin(store), store.rows()
+        change(store, rng, answers, begun)
+        twin, rows = Twin(store, begun), store.rows()
         assert list(store.free_ratings().items()) == list(twin.free().items())  # in order, too
         for row in rows:
             number, changed = row["number"], twin.changed(row["number"])
