@@ -6,7 +6,7 @@
     ordinal       1 to 5                          0, 1/4, 1/2, 3/4, 1
     hybrid        good 1 ... good 5, bad 1 ...    stars / 5, -stars / 5: good 4 is 0.8, bad 2 is -0.4
     normalised    1 to 5                          (stars - mean) / standard deviation, both moving over the rater's
-                                                  first stars of each answer that he rated before this one
+                                                  first stars of each answer rated before this one
     all           none                            taken back
 """
 

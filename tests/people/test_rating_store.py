@@ -61,12 +61,23 @@ def test_normalised_rewards_follow_the_stars_of_each_rater(tmp_path):
         for number, (rater, stars) in enumerate([("ann", "5"), ("bob", "1"), ("ann", "5"), ("ann", "none")]):
             store.rate(an_answer(number), stars, rater)
         store.rate(an_answer(2), "none", "ann")  # takes back, which moves nothing
-    with RatingStore(tmp_path / RATINGS) as store:  # the file has the scheme, and the raters' statistics
+    with RatingStore(tmp_path / RATINGS) as store:  # the file has the scheme
         store.rate(an_answer(5), "3", "ann")
         rewards = [one.reward for one in store.changed_since(0)]
     # Mean 3 and variance 2 before the first star; after a 5: 3 + .05 * 2 = 3.1, .95 * (2 + .05 * 4) = 2.09;
     # after another: 3.1 + .05 * 1.9 = 3.195, .95 * (2.09 + .05 * 1.9 ** 2) = 2.156975.
     assert rewards == [2 / 2**0.5, -2 / 2**0.5, None, pytest.approx((3 - 3.195) / 2.156975**0.5)]
+
+
+def test_a_correction_is_normalised_as_the_first_rating_was_and_moves_no_other_reward(tmp_path):
+    rewards = []
+    with RatingStore(tmp_path / RATINGS, "normalised") as store:
+        for number, stars in [(0, "4"), (0, "1"), (1, "5"), (1, "none"), (0, "4"), (1, "5"), (1, "3")]:
+            store.rate(an_answer(number), stars, "ann")
+            rewards += [one.reward for one in store.changed_since(store.newest_change() - 1) if one.is_given]
+    # Answer 0: mean 3 and variance 2. Answer 1, after a 4: mean 3.05, variance .95 * (2 + .05 * 1) = 1.9475.
+    of_0, of_1 = ((4 - 3) / 2**0.5, (1 - 3) / 2**0.5), ((5 - 3.05) / 1.9475**0.5, (3 - 3.05) / 1.9475**0.5)
+    assert rewards == pytest.approx([*of_0, of_1[0], of_0[0], *of_1])
 
 
 def test_a_file_keeps_its_scheme_and_one_with_ratings_gets_no_other(tmp_path):

@@ -64,16 +64,22 @@ def started(
 
 
 def _resume(algo: Any, plan: runs.RunPlan, checkpoint: Path, progress: Progress) -> None:
-    """Restore a checkpoint; remove what the logs say of later iterations, or take the ratings to another directory."""
+    """Restore a checkpoint; remove what the logs say of later iterations, and take the ratings to another directory.
+
+    Ratings that the other directory has already, of an attempt that was lost there, are kept.
+    """
     algo.restore_from_path(str(checkpoint), trust=plan.is_trusted)
     algo.report.writer.hide_from(algo.iteration + 1)
     for name in (METRICS, TRANSCRIPTS):
         if num := keep_until(plan.directory / name, algo.iteration):
             progress.note(f"removed {num} lines of {name} about iterations after {algo.iteration}")
-    ratings = checkpoint.parent / RATINGS
-    if checkpoint.parent != plan.directory and ratings.exists():
+    ratings, place = (directory / RATINGS for directory in (checkpoint.parent, plan.directory))
+    if ratings.exists() and not place.exists():
+        scratch = place.with_suffix(".tmp")
+        scratch.unlink(missing_ok=True)
         with RatingStore(ratings) as store:
-            store.copy_to(plan.directory / RATINGS)
+            store.copy_to(scratch)
+        scratch.replace(place)
 
 
 def train_until(
