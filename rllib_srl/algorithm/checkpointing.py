@@ -11,7 +11,8 @@ only checkpoints sealed with this user's key; `restore_weights` reads arrays onl
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ from rllib_srl.weights.sync import WeightSync
 
 SNAPSHOTS = "memory"  # path within a checkpoint, as is `MODULE`
 MODULE = Path(COMPONENT_LEARNER_GROUP, COMPONENT_LEARNER, COMPONENT_RL_MODULE, DEFAULT_MODULE_ID)
+PARTIAL = ".partial"  # file in the directory of an export that is not whole
 TUNES_PICKLE = "_dict_checkpoint.pkl"  # if present, Tune unpickles it before it calls `restore_from_path`
 
 
@@ -339,9 +341,9 @@ class SavedAlgorithm(Algorithm):
         """
         target = Path(directory).absolute()
         refuse_not_empty(target)
-        with writing(target):
+        with _exporting(target):
             self.learners.export(str(target), self.config.sync_timeout_s)
-        if not any(target.glob("*.safetensors*")):
+        if not has_model(target):
             raise FileNotFoundError(
                 f"{target} has no model: learner 0 wrote it on its own node; expected a directory that all nodes share "
                 "(srl export writes the model of a checkpoint on this node)"
@@ -368,7 +370,7 @@ def export_checkpoint(path: str | Path, config: SRLConfig, directory: str | Path
     target = Path(directory).absolute()
     refuse_not_empty(target)
     policy, about = policy_of(path, config)
-    with writing(target):
+    with _exporting(target):
         export(policy, str(target), is_first=True)
     return about
 
@@ -393,13 +395,30 @@ def policy_of(path: str | Path, config: SRLConfig) -> tuple[CausalLMModule, dict
     return policy, about
 
 
+def has_model(directory: Path) -> bool:
+    """Return whether a directory has an exported model, whole."""
+    return any(directory.glob("*.safetensors*")) and not (directory / PARTIAL).exists()
+
+
+@contextmanager
+def _exporting(target: Path) -> Iterator[None]:
+    """Mark a directory while a model is exported to it: one that was cut off is written again."""
+    with writing(target):
+        target.mkdir(parents=True, exist_ok=True)
+        (target / PARTIAL).touch()
+        yield
+        (target / PARTIAL).unlink()
+
+
 def refuse_not_empty(directory: Path) -> None:
-    """Check that an export directory is new or empty.
+    """Check that an export directory is new or empty, or has a part of an export that was cut off.
 
     Raises:
-        FileExistsError: it is not empty, or a file.
+        FileExistsError: it has other files, or is a file.
     """
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+    if not directory.exists() or (directory / PARTIAL).exists():
+        return
+    if not directory.is_dir() or any(directory.iterdir()):
         raise FileExistsError(f"export directory {directory} is not empty; expected a new one")
 
 

@@ -6,9 +6,10 @@
     ray job submit --address http://head:8265 --working-dir . -- srl train --config run.yaml --out DIR --resume auto
 
 A resumed run keeps its settings and continues exactly; flags change them, except env, env_config, envs, model, seed
-and optimizer_name. `--resume auto` resumes the run in --out, or starts it if there is no checkpoint yet. Ctrl-C and
-SIGTERM stop after the current iteration, with a checkpoint; if SIGKILL comes first, the last one remains. A run that
-loses a learner or its driver starts again from its newest checkpoint (max_failures). Give --out a lasting path.
+and optimizer_name. `--resume auto` resumes the run in --out, or starts it if there is no checkpoint yet; of a complete
+run it only makes up a missing --export. Ctrl-C and SIGTERM stop after the current iteration, with a checkpoint; if
+SIGKILL comes first, the last one remains. A run that loses a learner or its driver starts again from its newest
+checkpoint (max_failures). Give --out a lasting path.
 """
 
 from __future__ import annotations
@@ -49,22 +50,27 @@ def error_of(arguments: argparse.Namespace) -> str:
 
 def train(arguments: argparse.Namespace) -> int:
     """Train up to the last iteration, or until Ctrl-C or SIGTERM; print where the results are, or how to go on."""
-    from rllib_srl.algorithm.checkpointing import refuse_not_empty
+    from rllib_srl.algorithm.checkpointing import has_model, refuse_not_empty
     from rllib_srl.cli import supervisor
     from rllib_srl.cli.shared import runs
     from rllib_srl.cli.shared.training import started, train_until
 
     resume = None if arguments.resume in (None, AUTO) else Path(arguments.resume or arguments.out)
-    if arguments.again or arguments.resume == AUTO:
+    if is_auto := bool(arguments.again or arguments.resume == AUTO):
         arguments.out = arguments.again or arguments.out
         resume = runs.resume_or_restart(arguments.out) or resume
     plan = runs.plan_run(arguments.out, resume, given_settings(arguments), arguments.trust_checkpoint)
     how_long = run_settings(plan.values)
+    last = how_long.iterations
+    export: Path | None = arguments.export
+    if is_auto and plan.is_done(last):
+        print(f"complete    {plan.directory} has all {last} iterations")
+        if export is None or has_model(export):
+            return 0
+    else:
+        plan.refuse_done(last)
     config = build_config({**plan.values, "log_directory": str(plan.directory)})
     check(config)  # before anything starts
-    last = how_long.iterations
-    plan.refuse_done(last)
-    export: Path | None = arguments.export
     again: tuple[object, ...] = ()
     if export:
         refuse_not_empty(export)

@@ -17,6 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rllib_srl.algorithm.checkpointing import MODULE
 from rllib_srl.cli import evaluate, export, quickstart, train
+from rllib_srl.cli.shared import training
 from rllib_srl.cli.shared.cluster import command
 from rllib_srl.cli.shared.display import Progress
 from rllib_srl.common.remote_calls import ActorFailure
@@ -71,6 +72,25 @@ def test_resume_continues_the_count_and_exports(copied: Path, tmp_path: Path, ca
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= names_in(model)
     assert train.main(["--resume", str(copied), "--iterations", "4", "--export", str(model)]) == 1
     assert "is not empty; expected a new one" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_auto_makes_up_the_export_of_a_complete_run(copied: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    """One that was cut off, too; then the command ends at once."""
+    flags, model = ["--out", str(copied), "--resume", "auto", "--iterations", "2"], tmp_path / "model"
+    model.mkdir()
+    for name in (".partial", "model.safetensors"):
+        (model / name).touch()
+    assert train.main([*flags, "--export", str(model), "--debug"]) == 0
+    assert iterations_in(copied) == [1, 2] and len(load_file(model / "model.safetensors")) > 9
+    assert ".partial" not in names_in(model) >= {"config.json", "tokenizer.json"}
+    monkeypatch.setattr(training, "started", None)
+    for more in (["--export", str(model)], []):
+        capsys.readouterr()
+        assert train.main([*flags, *more, "--debug"]) == 0
+        assert capsys.readouterr().out == f"complete    {copied} has all 2 iterations\n"
+    assert train.main(["--resume", str(copied), "--iterations", "2"]) == 1
+    assert "iterations = 2; expected more than the 2 that" in capsys.readouterr().err
 
 
 @pytest.mark.slow

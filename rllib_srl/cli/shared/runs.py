@@ -72,9 +72,13 @@ class RunPlan:
     is_trusted: bool = False
     iteration: int = 0  # of the checkpoint
 
+    def is_done(self, last: int) -> bool:
+        """Return whether the checkpoint is of iteration `last` or a later one."""
+        return self.checkpoint is not None and self.iteration >= last
+
     def refuse_done(self, last: int) -> None:
         """Check that the checkpoint is of an iteration before `last`."""
-        if self.checkpoint is not None and self.iteration >= last:
+        if self.is_done(last):
             of = f"the {self.iteration} that were played before the checkpoint"
             raise RunError(f"iterations = {last}; expected more than {of}")
 
