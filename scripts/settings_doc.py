@@ -30,7 +30,9 @@ Each setting has one name: as an attribute of `SRLConfig`, as a flag of `srl tra
 of Tune's `param_space`. In Python
 `.environment(...)` sets `env`, `env_config`, `envs`, `mixture` and `stream`,
 `.rl_module(model_config={"model": ...})` sets `model`, `.data(...)` and `.reward(...)` are methods, and the method of
-its group sets any other setting. Flags and the defaults on this page write `None` as `none`.
+its group sets any other setting. Flags and the defaults on this page write `None` as `none`. In the `name=value` of a
+flag, numbers, `true`, `false` and `none` are read as such, and what starts with `[`, `{` or a quote is YAML; all else
+is text, as typed.
 
 A default marked ^ applies if the preset that `loss` names does not set another (see [losses](losses.md)); in
 `SRLConfig` such a setting is "preset" until it is set. "Only with" names the setting that another one belongs to:

@@ -41,6 +41,11 @@ def test_help_names_every_setting_with_its_default_and_meaning(capsys: pytest.Ca
         ("env_config", '{"num_numbers": 2}', {"num_numbers": 2}),
         ("envs", ["compare={num_numbers: 2}", "lookup={}"], {"compare": {"num_numbers": 2}, "lookup": {}}),
         ("mixture", {"compare": 0.5}, {"compare": 0.5}),
+        *(("env_config", [f"given={text}"], {"given": text}) for text in (
+            "End with #### and it.", "a\nb", "Question: {question}\nAnswer:", "Note: be brief.", "007", "yes", "12:30",
+            "- one", "*bold*", "", "~")),
+        *(("env_config", [f"given={text}"], {"given": value}) for text, value in (
+            ('"a\\nb: c"', "a\nb: c"), ("'7'", "7"), ("-.5e1", -5.0), ("0", 0), ("True", True), ("none", None))),
     ],
 )  # fmt: skip
 def test_values_take_the_type_of_their_setting(name: str, text: object, value: object) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rllib_srl.algorithm.config import SRLConfig
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_PARSED = re.compile(rf"(?![+-]?0\d){NUMBER.pattern}|true|false|none|null|[\[{{'\"].*", re.IGNORECASE | re.DOTALL)
 
 
 class RunSettings(Settings):
@@ -287,7 +288,8 @@ def _mapping(value: Any) -> dict[str, Any] | None:
             pairs = [word.partition("=") for word in value]
             if not all(equals and name for name, equals, _ in pairs):
                 raise ValueError("name=value pairs, or one JSON object")
-            value = {name: plain(text) for name, _, text in pairs}
+            # Other text is meant as typed: in YAML " #" starts a comment, ": " a mapping, and 007 is 7.
+            value = {name: plain(text) if _PARSED.fullmatch(text.strip()) else text for name, _, text in pairs}
     if value is None or isinstance(value, dict):
         return value
     raise ValueError("name=value pairs, or one JSON object")
