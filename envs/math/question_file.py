@@ -345,7 +345,8 @@ class QuestionFile(Listed, QuestionEnv):
         self._parts = {}
         if len(answer) > _MAX_ANSWER_CHARS:
             return None
-        scored = self._rewards.score(problem.question, answer, problem.row, problem.messages, self._turn)
+        about = (problem.row, problem.messages, self._turn, problem.answer)
+        scored = self._rewards.score(problem.question, answer, *about)
         self._parts = {f"reward/{name}": value for name, value in scored.parts.items()}
         return scored.total
 

@@ -184,6 +184,7 @@ class Rewards:
         row: Mapping[str, Any],
         messages: Sequence[Any] = (),
         turn: tuple[Sequence[int], int] | None = None,
+        right: str = "",
     ) -> Scored:
         """Return the reward of an answer.
 
@@ -193,6 +194,7 @@ class Rewards:
             row: of the file; each call gets a copy
             messages: of a conversational row
             turn: the tokens of the answer as sampled, and the version of the weights; None if no engine wrote it
+            right: the answer of the row as the environment reads it, for functions of the form "verl"; "": none
 
         Raises:
             RewardError: a function gave no reward, or all of them abstained.
@@ -200,7 +202,7 @@ class Rewards:
         parts, total, weight, deadline = {}, 0.0, 0.0, time.monotonic() + self._timeout_s
         for spec, function in self._functions:
             try:
-                arguments = _ARGUMENTS[spec.form](prompt, answer, copy.deepcopy(dict(row)), messages)
+                arguments = _ARGUMENTS[spec.form](prompt, answer, copy.deepcopy(dict(row)), messages, right)
                 if spec.form == "trl":
                     arguments = self._chosen(function, arguments, turn)
                 value = _VALUES[spec.form](self._called(function, arguments, deadline))
@@ -278,11 +280,11 @@ def _error_of_parameters(spec: RewardSettings, function: Callable[..., Any]) -> 
     return f"reward {spec.function!r}: form = {spec.form!r} gives it {arguments}, but {reason}; {hint}"
 
 
-def _of_row(prompt: str, answer: str, row: dict[str, Any], messages: Sequence[Any]) -> dict[str, Any]:
+def _of_row(prompt: str, answer: str, row: dict[str, Any], messages: Sequence[Any], right: str) -> dict[str, Any]:
     return {"prompt": prompt, "answer": answer, "row": row}
 
 
-def _of_trl(prompt: str, answer: str, row: dict[str, Any], messages: Sequence[Any]) -> dict[str, Any]:
+def _of_trl(prompt: str, answer: str, row: dict[str, Any], messages: Sequence[Any], right: str) -> dict[str, Any]:
     columns = {str(name): [value] for name, value in row.items() if name not in ("prompt", "completion")}
     if messages:
         arguments: dict[str, Any] = {
@@ -294,12 +296,14 @@ def _of_trl(prompt: str, answer: str, row: dict[str, Any], messages: Sequence[An
     return {**columns, **arguments}
 
 
-def _of_verl(prompt: str, answer: str, row: dict[str, Any], messages: Sequence[Any]) -> dict[str, Any]:
+def _of_verl(prompt: str, answer: str, row: dict[str, Any], messages: Sequence[Any], right: str) -> dict[str, Any]:
     model = row.get("reward_model")
     if isinstance(model, str) and model.lstrip().startswith("{"):  # as tables write it
         with suppress(ValueError):
             model = json.loads(model)
-    truth = model.get("ground_truth") if isinstance(model, Mapping) else row.get("answer")
+    truth = model.get("ground_truth") if isinstance(model, Mapping) else None
+    if truth is None:
+        truth = right or row.get("answer")  # one that the environment cannot read, such as a list, as it is
     extra = row.get("extra_info")
     return {
         "data_source": row.get("data_source"), "solution_str": answer, "ground_truth": truth, "extra_info": extra

@@ -380,3 +380,21 @@ def test_a_parquet_file_of_verl_and_a_conversation_of_trl_are_the_same_prompt(fi
         assert env.step("4\n")[1] == 1.0
         env.reset(options={"prompt_id": env._ids[0]})
         assert env.step("5\n")[1] == 0.0
+
+
+def test_a_function_of_verl_gets_the_right_answer_that_the_environment_reads(file: Path) -> None:
+    about = {"question": "2 + 2?", "data_source": "sums", "extra_info": {"index": 7}}
+    reward = {"function": f"{file}:verl", "form": "verl"}
+    for given, answer, settings in (
+        ({"ground_truth": "4"}, "4", {}),
+        ({"Answer": 4}, "4", {}),
+        ({"truth": "4", "answer": "5"}, "4", {"answer_field": "truth"}),
+        ({"answer": "2 + 2 = 4\n#### 4"}, "4", {}),
+        ({"solution": r"so \boxed{4}"}, "4", {}),
+        ({"choices": ["3", "4"], "answer": 1}, "B", {}),
+        ({"answer": "5", "reward_model": {"ground_truth": "4"}}, "4", {}),
+        ({"answer": "4", "reward_model": {"style": "rule"}}, "4", {}),
+    ):
+        env = environment(file, [{**about, **given}], reward=reward, **settings)
+        env.reset(options={"prompt_id": env._ids[0]})
+        assert env.step(f"{answer}\n")[1] == 1.0, given
