@@ -10,9 +10,9 @@ Forms of a function:
     batch   f(prompts, answers, rows) -> [number]                  lists of what several episodes ask at about one time
 
 Functions are called from several threads at once. They may be async: all such functions of a process share one event
-loop. A value that is not a finite number from `low` to `high`, an exception or a timeout is a `RewardError`; its
-message names function, row and answer. The names of parameters are checked when functions are loaded, those of columns
-by `check_columns`.
+loop. A value that is not a finite number from `low` to `high`, rounding aside, an exception or a timeout is a
+`RewardError`; its message names function, row and answer. The names of parameters are checked when functions are
+loaded, those of columns by `check_columns`.
 
 A function of the form "trl" gets those of its parameters that it names, or all if it takes `**kwargs`: prompts,
 completions, the columns, completion_ids (the tokens as sampled) and trainer_state (`TrainerState`). With None it
@@ -54,6 +54,7 @@ _NAMES = {  # of the arguments of a form
 }
 _SHOWN_FORMS = {"completions": "trl", "solution_str": "verl", "answers": "batch", "answer": "row"}  # by a parameter
 MOST_LATE = 32  # calls of a function that may be late before a run ends in any case: their threads may never end
+_ROUNDING = 1e-6  # share of its range by which a value may lie outside: the last digits of a float32
 _SHOWN = {"reason": 160, "row": 110, "answer": 60}  # most characters of each in a message
 
 
@@ -340,8 +341,9 @@ def _number(value: Any, spec: RewardSettings) -> float:
     number = float(value)
     if not math.isfinite(number):
         raise NoReward(f"returned {number}; expected a finite number")
-    if not spec.low <= number <= spec.high:
+    within = min(spec.high, max(spec.low, number))
+    if abs(number - within) > _ROUNDING * (spec.high - spec.low):
         raise NoReward(
-            f"returned {number:g}; expected {spec.low:g} to {spec.high:g}: set low and high to the range of its values"
+            f"returned {value!r}; expected {spec.low:g} to {spec.high:g}: set low and high to the range of its values"
         )
-    return number
+    return within

@@ -49,6 +49,8 @@ def nothing(prompt, answer, row): pass
 def text(prompt, answer, row): return "0.5"
 def nan(prompt, answer, row): return float("nan")
 def two(prompt, answer, row): return 2
+def above(prompt, answer, row): return 1.000002
+def rounded(prompt, answer, row): return float(answer)
 def listed(prompt, answer, row): return [1.0]
 
 def trl(completions, prompts, **kwargs): return [1.0]
@@ -102,6 +104,16 @@ def test_the_reward_is_the_weighted_mean_of_functions_that_get_a_copy_of_the_row
     assert ROW["gold"] == "4"
 
 
+def test_a_value_that_rounding_moves_out_of_its_range_is_at_the_end_of_it(file: Path) -> None:
+    wide = {"function": "rounded", "low": -100.0, "high": 100.0}
+    for given, answer, value, total in (
+        ("rounded", "1.0000001192092896", 1.0, 1.0), ("rounded", "-2.7755575615628914e-17", 0.0, 0.0),
+        (wide, "100.00001", 100.0, 1.0), (wide, "-100.00001", -100.0, 0.0),
+    ):  # fmt: skip
+        scored = score(file, given, answer)
+        assert (scored.parts, scored.total) == ({"rounded": value}, total)
+
+
 def test_all_functions_share_one_timeout(monkeypatch) -> None:
     passed_s = 0.0
 
@@ -130,6 +142,7 @@ def test_all_functions_share_one_timeout(monkeypatch) -> None:
     ("text", "row", "returned '0.5', a str; expected a number"),
     ("nan", "row", "returned nan; expected a finite number"),
     ("two", "row", "returned 2; expected 0 to 1: set low and high to the range of its values"),
+    ("above", "row", "returned 1.000002; expected 0 to 1: set low and high"),
     ("listed", "row", "returned [1.0], a list; expected a number"),
     ("trl_long", "trl", "returned a list of 2; expected one number for each of 1 completion"),
     ("trl_number", "trl", "returned 1.0, a float; expected a list of 1 number"),
