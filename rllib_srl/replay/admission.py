@@ -1,6 +1,6 @@
 """Decides whether a group may be stored, and which of its episodes get no loss: checks by reason, each counted.
 
-    admit(group, settings, ...) -> Refusal(reason, episodes, train) | None     the first reason that applies
+    admit(group, settings, ...) -> Refusal(reason, episodes, train) | None     the first reason; episodes of all hooks
 
     not stored, no loss
       too_few          no episode
@@ -67,6 +67,7 @@ def admit(group: Group, checks: Any, decode: Decode | None = None) -> Refusal | 
     Raises:
         RuleError: a user's hook raised, or returned something other than a refusal.
     """
+    refusals = list[Refusal]()
     for name in names_of(checks.admit):
         assert decode is not None
         if (hook := ADMISSIONS.own.get(name)) is not None and hook is ADMISSIONS[name]:
@@ -74,7 +75,10 @@ def admit(group: Group, checks: Any, decode: Decode | None = None) -> Refusal | 
         else:
             refusal = ADMISSIONS.call(name, group, decode, check=partial(_error_of, size=group.size))
         if refusal is not None:
-            return refusal
+            refusals.append(refusal)
+    if refusals:
+        without_loss = {g for refusal in refusals if not refusal.train for g in refusal.episodes}
+        return Refusal(refusals[0].reason, tuple(sorted(without_loss)))
     reason, limit = "", checks.degenerate_share
     if checks.max_episode_tokens is not None and group.lengths_G().max() > checks.max_episode_tokens:
         reason = "too_long"

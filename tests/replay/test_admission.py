@@ -143,6 +143,10 @@ def fives(group, decode):
     return Refusal("five", found) if found else None
 
 
+def kept_out(group, decode):
+    return Refusal("mine", (1,), train=True)
+
+
 def failing(group, decode):
     raise KeyError("x")
 
@@ -155,10 +159,12 @@ def beyond(group, decode):
     return Refusal("far", (2,))
 
 
-def test_hooks_are_asked_in_order():
-    name = f"{__name__}:fives"
+def test_every_hook_is_asked_and_the_first_gives_the_reason():
+    name, kept = f"{__name__}:fives", f"{__name__}:kept_out"
     assert admitted(LEAKY, admit=name, decode=decode) == Refusal("five", (0, 1))
-    assert admitted(LEAKY, admit=["secrets", name], decode=decode) == Refusal("secret", (0,))
+    assert admitted(LEAKY, admit=["secrets", name], decode=decode) == Refusal("secret", (0, 1))
+    assert admitted(LEAKY, admit=[kept, "secrets"], decode=decode) == Refusal("mine", (0,))
+    assert admitted(LEAKY, admit=kept, decode=decode) == Refusal("mine")  # and all of it is trained on
     assert admitted(GOOD, admit=["secrets", name], decode=decode) is None
 
 
