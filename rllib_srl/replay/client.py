@@ -269,7 +269,7 @@ class ReplayClient:
     def look_back(self, reused: Sequence[GroupMeta], num_left_out: Mapping[str, int], now: int) -> None:
         """Drop the reused groups all of whose episodes were left out of the update; `num_left_out` is by group id."""
         trained = {g.group_id: len(g.rewards_G) if g.has_reward_G is None else g.has_reward_G.sum() for g in reused}
-        if gone := [name for name, num in trained.items() if num_left_out.get(name, 0) == num]:
+        if gone := [name for name, num in trained.items() if num and num_left_out.get(name, 0) == num]:
             self._do(now, RLlibReplayBuffer.drop, gone)
 
     def rate_answers(self, groups: Sequence[RatedGroup], source: str, position: int, now: int) -> dict[str, int]:

@@ -30,7 +30,7 @@ REWARD_FADE = 0.97  # factor per group
 
 MOST_ANSWERS = 2  # of a group: many prompts represent a skill better than many answers
 OF_GROUP = (  # numbers in the row of a group
-    *("size", "num_success", "num_answers", "reward", "variance", "abs_advantage", "nll"),
+    *("size", "num_rewarded", "num_success", "num_answers", "reward", "variance", "abs_advantage", "nll"),
     *("num_tokens", "num_loss_tokens", "version"),
 )
 

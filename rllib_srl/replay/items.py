@@ -30,8 +30,8 @@ GROUP = np.dtype(
     [("seq", "u8"), ("num_bytes", "i4"), ("in_history", "i2")]  # whether the item's history has its rewards
     + [("num_answers", "i2")]  # right answers that may be held
     + [("slot", "i4"), ("born", "i4"), ("version", "i4"), ("uses", "i4")]
-    + [("size", "i4"), ("num_success", "i4"), ("reward", "f4"), ("variance", "f4"), ("abs_advantage", "f4")]
-    + [("nll", "f4"), ("num_tokens", "i4"), ("num_loss_tokens", "i4")]
+    + [("size", "i2"), ("num_rewarded", "i2"), ("num_success", "i4"), ("reward", "f4"), ("variance", "f4")]
+    + [("abs_advantage", "f4"), ("nll", "f4"), ("num_tokens", "i4"), ("num_loss_tokens", "i4")]
 )
 NO_ITEMS, NO_GROUPS = np.zeros(0, ITEM), np.zeros(0, GROUP)
 

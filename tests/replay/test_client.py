@@ -1,8 +1,10 @@
 """The driver's end of the memory: exact shares, requests never mixed up, failures that are named."""
 
 import time
+from dataclasses import replace
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import ray
 from hypothesis import given
@@ -132,6 +134,7 @@ def test_a_group_is_dropped_once_all_of_its_episodes_have_drifted(start):
     memory = start()
     played(memory, range(6), 1)
     groups = memory.draw_groups(4, 2)
+    groups[2] = replace(groups[2], has_reward_G=np.zeros(4, bool))  # its rating was taken back: nothing was left out
     memory.look_back(groups, {groups[0].group_id: 3, groups[1].group_id: 4}, 2)
     assert memory.stats(2)["num_dropped_drifted"] == 1
 

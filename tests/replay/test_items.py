@@ -51,11 +51,12 @@ def test_the_pool_is_the_earliest_due_and_then_a_sample_of_the_rested():
 def test_the_group_pool_holds_what_may_be_trained_on_again():
     tables, rng = Tables(), np.random.default_rng(0)
     slot = add(tables, 0)
-    good, _ = add_group(tables, slot, 5, born=5, variance=0.2, size=8)
+    good, _ = add_group(tables, slot, 5, born=5, variance=0.2, size=8, num_rewarded=8)
     add_group(tables, slot, 5, born=7, variance=0.2, size=8)  # written in this iteration
     add_group(tables, slot, 5, born=3, variance=0.2, size=8)  # too old
-    add_group(tables, slot, 5, born=5, variance=0.0, size=8)  # no signal
-    used, _ = add_group(tables, slot, 5, born=6, variance=0.1, size=8, uses=2)
+    add_group(tables, slot, 5, born=5, variance=0.0, size=8, num_rewarded=1)  # no signal
+    add_group(tables, slot, 5, born=5, variance=0.0, size=8)  # nobody has rated it
+    used, _ = add_group(tables, slot, 9, born=6, variance=0.1, size=8, uses=2, num_rewarded=8)
 
     def pool(must_vary=True, **settings):
         draws = draws_of(tables, **{"max_age": 3, "max_uses": 3, **settings})

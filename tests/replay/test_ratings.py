@@ -165,7 +165,7 @@ def test_without_rewards_only_rated_episodes_count(tmp_path):
     (visit,) = buffer.add([group], 1)
     assert (visit.refused, visit.grade) == ("", 0)  # stored, and no test of anything
     assert (item(buffer)["visits"], item(buffer)["history_count"]) == (0, 0)
-    assert buffer.domain_statistics.mean("sums") == 0.5
+    assert buffer.domain_statistics.mean("sums") == 0.5 and buffer.draw_groups(1, 2, version=2) == []
     apply(buffer, rated(group, {1: 1.0, 3: 0.75}))
     (one,) = buffer.draw_groups(1, 2)
     assert one.has_reward_G.tolist() == [False, True, False, True]
@@ -176,6 +176,6 @@ def test_without_rewards_only_rated_episodes_count(tmp_path):
     assert row["variance"] == np.float32(np.var([1, 0.75]))
     assert (item(buffer)["history_sum"], item(buffer)["history_count"]) == (1.75, 2.0)
     apply(buffer, rated(group, {1: None, 3: None}), position=2)
-    assert buffer.draw_groups(1, 2) == [] and item(buffer)["history_count"] == 0
+    assert buffer.draw_groups(1, 2, version=2) == [] and item(buffer)["history_count"] == 0
     check_valid(buffer)
     buffer.close()

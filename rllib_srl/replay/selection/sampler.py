@@ -49,7 +49,7 @@ class Draws:
     def groups(self, num: int, now: int, generator: np.random.Generator, must_vary: bool = True) -> np.ndarray:
         """Return the slots of `num` groups to reuse, fewer only if fewer may be reused.
 
-        Groups whose rewards are all equal are left out if they `must_vary`.
+        Groups without a reward are left out, and if they `must_vary` those whose rewards are all equal.
         """
         pool_N = self.group_pool(now, max(num, MOST_CANDIDATES), generator, must_vary)
         return self._drawn("groups", pool_N, now, num, generator)
@@ -91,7 +91,7 @@ class Draws:
         """Return the slots of candidates for reuse, a uniform sample of those that are young and not used up."""
         rows, settings = self._tables.groups, self._settings
         is_able_N = self._tables.groups.is_used & (rows["born"] < now) & (rows["born"] >= now - settings.max_age)
-        is_able_N &= (rows["uses"] < settings.max_uses) & ((rows["variance"] > 0) | (not must_vary))
+        is_able_N &= (rows["uses"] < settings.max_uses) & (rows["variance" if must_vary else "num_rewarded"] > 0)
         is_able_N &= self._is_in_domains(are_groups=True)[rows["slot"]]
         groups_N = np.flatnonzero(is_able_N)
         domain_N = self._tables.items["domain"][rows["slot"][groups_N]]
