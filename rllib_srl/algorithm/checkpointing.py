@@ -87,7 +87,9 @@ class SavedAlgorithm(Algorithm):
     def save_if_due(self) -> None:
         """Write the checkpoint that `note_due` found to be due, and remove old ones."""
         if self._is_due:
-            self.save_to_path(checkpoints.place_for(Path(self.logdir), self.iteration))
+            place = checkpoints.place_for(Path(self.logdir), self.iteration)
+            checkpoints.make_newest(place)
+            self.save_to_path(place)
             checkpoints.prune(Path(self.logdir), self.config.checkpoints_kept)
 
     def _newest_checkpoint(self) -> str | None:

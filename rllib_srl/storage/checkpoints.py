@@ -1,6 +1,7 @@
 """Checkpoint directories: seals them with a signed manifest, verifies them before reading, and prunes old ones.
 
     <log directory>/checkpoint_000010/   RLlib's own files + manifest.json: size and digest of each, and a signature
+    <log directory>/earlier-attempts/    what a run in this directory does not continue, in one directory a time
 
 The manifest is written last, so a directory without one is an unfinished write.
 
@@ -16,7 +17,7 @@ import hmac
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,7 @@ from rllib_srl.storage.seal_key import VARIABLE, key_id, key_place, read_key
 
 MANIFEST = "manifest.json"
 PREFIX = "checkpoint_"
+SET_ASIDE = "earlier-attempts"
 CHUNK = 1 << 24
 SIGNED = ("about", "digest", "files")  # signed entries of a manifest
 _NUM_THREADS = min(4, os.cpu_count() or 1)
@@ -101,6 +103,24 @@ def checkpoints_in(directory: Path) -> list[Path]:
 
 def place_for(directory: Path, iteration: int) -> Path:
     return directory / f"{PREFIX}{iteration:06d}"
+
+
+def set_aside(paths: Sequence[Path], directory: Path) -> None:
+    """Move files of an attempt that the run in `directory` does not continue to a new directory below it."""
+    aside = directory / SET_ASIDE
+    place = aside / str(1 + sum(1 for _ in aside.glob("*")))
+    place.mkdir(parents=True)
+    for path in paths:
+        path.rename(place / path.name)
+
+
+def make_newest(place: Path) -> None:
+    """Set aside the finished checkpoints that would not be older than the one to be written at `place`.
+
+    They are of an earlier run in this directory, or of iterations before this run went back to an older checkpoint.
+    """
+    if later := [path for path in checkpoints_in(place.parent) if path >= place]:
+        set_aside(later, place.parent)
 
 
 def prune(directory: Path, num_kept: int) -> None:

@@ -2,9 +2,11 @@
 
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
 
+from rllib_srl.algorithm.checkpointing import SavedAlgorithm
 from rllib_srl.storage import checkpoints
 from rllib_srl.storage.checkpoints import CheckpointError, verify_own, verify_sealed
 from rllib_srl.storage.seal_key import make_key
@@ -133,3 +135,17 @@ def test_pruning_keeps_the_newest_and_ignores_unfinished_ones(tmp_path):
     checkpoints.prune(tmp_path, 2)
     assert [p.name for p in checkpoints.checkpoints_in(tmp_path)] == ["checkpoint_000002", "checkpoint_000010"]
     assert checkpoints.place_for(tmp_path, 20).exists()  # unfinished: another process may be writing it
+
+
+def test_a_run_keeps_what_it_writes_in_the_directory_of_an_earlier_one_or_after_it_went_back(tmp_path):
+    def save(place):
+        place.mkdir()
+        checkpoints.seal(place)
+
+    algo = SimpleNamespace(_is_due=True, logdir=tmp_path, config=SimpleNamespace(checkpoints_kept=2), save_to_path=save)
+    for algo.iteration in (90, 100, 10, 20, 20):
+        SavedAlgorithm.save_if_due(algo)
+    assert [path.name for path in checkpoints.checkpoints_in(tmp_path)] == ["checkpoint_000010", "checkpoint_000020"]
+    aside = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("earlier-attempts/*/*"))
+    names = ["1/checkpoint_000090", "1/checkpoint_000100", "2/checkpoint_000020"]
+    assert aside == [f"earlier-attempts/{name}" for name in names]

@@ -42,6 +42,7 @@ from rllib_srl.storage.checkpoints import (
     checkpoints_in,
     place_for,
     prune,
+    set_aside,
     verify_own,
     verify_sealed,
 )
@@ -50,7 +51,6 @@ from rllib_srl.storage.paths import MEMORY, TRANSCRIPTS
 
 SETTINGS_FILE, METRICS = "settings.yaml", "metrics.jsonl"
 FIXED = ("env", "env_config", "envs", "model", "seed", "optimizer_name")  # settings a resumed run cannot change
-SET_ASIDE = "earlier-attempts"  # in the directory of a run: attempts that ended before their first checkpoint
 NOT_INHERITED = ("seal_key_file", "callbacks")  # a directory must not choose the key that verifies it, or code
 
 
@@ -137,11 +137,7 @@ def resume_or_restart(out: Path) -> Path | None:
         return out
     patterns = (SETTINGS_FILE, TRANSCRIPTS, METRICS, MEMORY, PREFIX + "*", "events.out.tfevents.*")
     if paths := sorted(path for pattern in patterns for path in out.glob(pattern)):
-        aside = out / SET_ASIDE
-        place = aside / str(1 + sum(1 for _ in aside.glob("*")))
-        place.mkdir(parents=True)
-        for path in paths:
-            path.rename(place / path.name)
+        set_aside(paths, out)
     return None
 
 
