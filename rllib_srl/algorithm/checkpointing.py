@@ -10,6 +10,7 @@ only checkpoints sealed with this user's key; `restore_weights` reads arrays onl
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -44,7 +45,7 @@ from rllib_srl.replay.client import ReplayClient
 from rllib_srl.rollout.rollouts import Rollouts
 from rllib_srl.storage import checkpoints
 from rllib_srl.storage.disk import writing
-from rllib_srl.storage.paths import MEMORY
+from rllib_srl.storage.paths import MEMORY, STATE
 from rllib_srl.storage.seal_key import make_key
 from rllib_srl.storage.weight_file import WEIGHTS, read_weights
 from rllib_srl.weights.sync import WeightSync
@@ -118,7 +119,10 @@ class SavedAlgorithm(Algorithm):
         return bool(new)
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return RLlib's state and SRL's: prompt source, rollouts, memory and callbacks."""
+        """Return RLlib's state and SRL's: prompt source, rollouts, memory and callbacks.
+
+        The state names a copy of the memory in the log directory, which the next call replaces.
+        """
         srl_state: dict[str, Any] = {"prompts": self.source.get_state(), "rollouts": self.rollouts.get_state()}
         srl_state["memory"], srl_state["vocabulary"] = self.memory.get_state(), self._vocabulary
         srl_state["callbacks"], srl_state["gradings"] = states_of(self), self.gradings
@@ -127,20 +131,30 @@ class SavedAlgorithm(Algorithm):
         if self.config.fsdp:  # RLlib reads the full state from one learner
             self.learners.gather(self.config.sync_timeout_s)
         if not self._is_saving:  # `_save_to` writes the snapshot into the checkpoint
-            srl_state["snapshot"] = str(Path(self.logdir) / MEMORY / f"state_{uuid.uuid4().hex[:12]}")
-            self.memory.snapshot(Path(srl_state["snapshot"]))
+            srl_state["snapshot"] = self._copy_memory()
         return {**super().get_state(*args, **kwargs), "srl": srl_state}
+
+    def _copy_memory(self) -> str:
+        """Write a copy of the memory in place of that of the state before; return its directory."""
+        earlier = list(Path(self.logdir, MEMORY).glob(f"{STATE}*"))
+        place = Path(self.logdir, MEMORY, f"{STATE}{uuid.uuid4().hex[:12]}")
+        self.memory.snapshot(place)
+        for path in earlier:
+            shutil.rmtree(path)
+        return str(place)
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore a state and, if it contains weights, sync them to every engine.
 
         Raises:
-            ValueError: the state has other environments, another tokenizer, or a memory where this run has none;
-                nothing was changed.
+            ValueError: the state has other environments, another tokenizer, or a memory where this run has none, or its
+                copy of the memory is gone; nothing was changed.
         """
         if "srl" in state:
             srl_state = state["srl"]
             self._check_fits(srl_state["prompts"]["drawn"], bool(srl_state["memory"]), srl_state["vocabulary"])
+            if self.memory.is_on and "snapshot" in srl_state and not Path(srl_state["snapshot"]).is_dir():
+                raise ValueError(f"{srl_state['snapshot']} is gone; expected the newest state that get_state returned")
         super().set_state(state)
         if "srl" in state:
             self.rollouts.set_state(state["srl"]["rollouts"])

@@ -26,7 +26,8 @@ from rllib_srl.replay.schedule.recall import Recall
 from rllib_srl.replay.schedule.spacing import SPACINGS
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store import DATABASE, SNAPSHOT, Store, StoreError
-from rllib_srl.storage.checkpoints import MANIFEST, checkpoints_in, seal, verify_own
+from rllib_srl.storage.checkpoints import MANIFEST, SET_ASIDE, checkpoints_in, seal, verify_own
+from rllib_srl.storage.paths import STATE
 from rllib_srl.storage.seal_key import make_key
 
 # In a run, in a checkpoint, and in the directory of a buffer or of a snapshot.
@@ -114,34 +115,39 @@ def reading(path: Path) -> Iterator[Reading]:
 def drop(directory: Path, names: Collection[str], **which: Any) -> dict[Path, int]:
     """Remove items with their groups and answers; return their number in each database.
 
-    The directory is that of a run, with its checkpoints, of one checkpoint, or of a buffer. Items are named by prompt
-    ids or prefixes of keys; `which` names further ones, as in `SRLReplayBuffer.remove`.
+    The directory is that of a run, with its checkpoints, set aside or not, and copies by `SRL.get_state`; or of one
+    checkpoint, or of a buffer. Items are named by prompt ids or prefixes of keys; `which` names further ones, as in
+    `SRLReplayBuffer.remove`.
 
     Raises:
         ValueError: a name matches no item, or several.
         StoreError: a run is using the memory, or there is none.
         CheckpointError: a checkpoint is damaged, or another user sealed it.
     """
-    checkpoints = [directory] if (directory / MANIFEST).is_file() else checkpoints_in(directory)
+    is_run = not (directory / MANIFEST).is_file()
+    places = (directory, *directory.glob(f"{SET_ASIDE}/*"))
+    checkpoints = [path for place in places for path in checkpoints_in(place)] if is_run else [directory]
     sealed = {path / "memory" / SNAPSHOT: (path, verify_own(path)) for path in checkpoints}
     paths = [path for path in sealed if path.is_file()]
-    if directory not in checkpoints:
-        paths.insert(0, database_in(directory))
-        if paths[0].name != DATABASE:
-            raise ValueError(f"{paths[0]} is part of a checkpoint; expected the directory of the checkpoint or its run")
+    if is_run:
+        database = database_in(directory)
+        if database.name != DATABASE:
+            raise ValueError(f"{database} is part of a checkpoint; expected the directory of the checkpoint or its run")
+        paths = [database, *paths, *database.parent.glob(f"{STATE}*/{SNAPSHOT}")]
     which["keys"] = {_key_of(name, paths) for name in names}
     removed = {}
     for path in paths:
-        with closing(Store(None if path in sealed else path.parent)) as store:
-            if path in sealed:
+        with closing(Store(path.parent if path.name == DATABASE else None)) as store:
+            if path.name != DATABASE:
                 store.restore(path)
             tables, _ = store.read()
             with store.transaction():
                 removed[path] = tables.remove(**which)
                 store.write(tables)
             store.erase()
-            if path in sealed:
+            if path.name != DATABASE:
                 store.snapshot(path)
+            if path in sealed:
                 seal(*sealed[path], make_key())
     return removed
 

@@ -20,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # two letters at least: "c:/" is a drive
 MEMORY = "replay"  # paths within the directory of a run
+STATE = "state_"  # beginning of a directory in that of the memory: the copy that belongs to a state of `SRL.get_state`
 TRANSCRIPTS = "transcripts.jsonl"
 
 

@@ -121,9 +121,11 @@ def num_stored(algo) -> int:
 def test_a_state_in_memory_goes_into_the_running_algorithm(config, build, num_before):
     algo = build(config)
     go_on(algo, num_before)
-    state = pickle.loads(pickle.dumps(algo.get_state()))
+    earlier, state = algo.get_state(), pickle.loads(pickle.dumps(algo.get_state()))
     assert len(pickle.dumps(state["srl"])) < 20_000  # a path, and no groups
     whole = go_on(algo, 3)
+    with pytest.raises(ValueError, match="is gone; expected the newest state that get_state returned"):
+        algo.set_state(earlier)
     algo.set_state(state)
     assert_same(go_on(algo, 3), whole)
 

@@ -15,7 +15,7 @@ from scripts.memory_laws import check_valid
 from tests.replay.groups import a_group
 from tests.small_buffer import said
 
-CHECKPOINTS = ("checkpoint_000002", "checkpoint_000004")
+CHECKPOINTS = ("checkpoint_000002", "earlier-attempts/1/checkpoint_000004")
 
 
 def opened(directory: Path) -> SRLReplayBuffer:
@@ -34,10 +34,11 @@ def run(tmp_path):
         buffer.draw_prompts(4, now, f"x/{now}.draw_prompts")
         buffer.draw_groups(4, now, f"x/{now}.draw_groups")
         if now % 2 == 0:
-            checkpoint = tmp_path / f"checkpoint_{now:06d}"
+            checkpoint = tmp_path / CHECKPOINTS[now // 2 - 1]
             (checkpoint / "memory").mkdir(parents=True)
             buffer.snapshot(checkpoint / "memory/snapshot.db")
             seal(checkpoint, {"iteration": now}, make_key())
+    buffer.snapshot(tmp_path / "replay/state_0/snapshot.db")  # as `SRL.get_state` does
     buffer.close()
     return tmp_path
 
@@ -60,11 +61,11 @@ def test_no_byte_of_a_dropped_item_is_left(run, way, capsys):
     words = [word for now in range(1, 5) for word in secrets_of(now)]
     for word in secrets_of(4):
         assert holding(run, word) == {"memory.db", "snapshot.db"}
-    text = said(capsys, "drop", run, *way)
+    text, snapshots = said(capsys, "drop", run, *way), [*(f"{name}/memory" for name in CHECKPOINTS), "replay/state_0"]
     assert holding(run, *words) == set()
     assert text.splitlines() == [
         f"1 item removed from {path}"
-        for path in (run / "replay/memory.db", *(run / name / "memory/snapshot.db" for name in CHECKPOINTS))
+        for path in (run / "replay/memory.db", *(run / name / "snapshot.db" for name in snapshots))
     ]
     for name in CHECKPOINTS:
         assert verify_own(run / name) == {"iteration": int(name[-1])}
@@ -78,7 +79,7 @@ def test_no_byte_of_a_dropped_item_is_left(run, way, capsys):
 
 def test_items_that_were_not_visited_lately_are_dropped(run):
     """In the first checkpoint `secret-7` was visited last in iteration 2, in the rest of the files in iteration 4."""
-    assert list(drop(run, [], before=3).values()) == [6, 7, 6]
+    assert list(drop(run, [], before=3).values()) == [6, 7, 6, 6]
     assert holding(run, *secrets_of(2)[2:]) == set()
     assert holding(run, *secrets_of(4)[2:]) == {"memory.db", "snapshot.db"}
 
