@@ -8,7 +8,7 @@ Each trial adds one row to DIRECTORY/trials.jsonl; docs/data/retention has the r
 with more than one setting runs all of them on the development seeds of its plan; the one with the best mean final
 accuracy runs on the seeds of the table. docs/design/0023-retention.md has the plans. The rows of docs/data/retention
 are of commit 1450ad87, which has the losses of all arms and draws answers for cross-entropy in a slightly different
-way; those of `uniform_40`, `held` and `preset` are of the package as it is.
+way; those of `uniform_40`, `held` and both presets are of the package as it is.
 """
 
 from __future__ import annotations
@@ -129,6 +129,7 @@ ARMS = {
     "uniform_40": Arm(AT_RATE, "replay_revisit_fraction", (0.4,)),
     HELD: Arm(AT_RATE, "replay_retain", (1.0,)),  # cross-entropy as the package has it
     "preset": Arm({**MEMORIES["srl"], "lr": RATE}, "replay_revisit_fraction", SHARES),
+    "preset_10": Arm({**MEMORIES["srl"], "lr": RATE}, "replay_revisit_fraction", (0.1,)),
 }
 FROZEN = {  # by attempt 2 and its check, on four development seeds
     "conflict": {"none": 2e-4, "uniform": 0.4, TESTED: 3.0},
@@ -186,6 +187,7 @@ CHECK = [
     after_attempt_3("conflict", 24, "uniform_40", HELD, "preset"),
     after_attempt_3("shared", 24, HELD, "preset"),
     after_attempt_3("conflict", 48, "uniform_40"),
+    after_attempt_3("shared", 24, "preset_10"),
 ]
 PLANS = [
     *(at_one_rate(kind, "none", "uniform", TESTED, "srl") for kind in ("conflict", "shared")),
@@ -411,7 +413,7 @@ def result_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def decision(name: str, kind: str, found: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> Iterator[str]:
     """Yield what a plan decides on a kind of streams, once the arms that it needs have ended."""
-    for preset, tested_form in (("srl", TESTED), ("preset", HELD)):
+    for preset, tested_form in (("srl", TESTED), ("preset", HELD), ("preset_10", HELD)):
         if {preset, tested_form} <= set(found):
             shown = "shown" if is_not_worse(gain_of(found[preset], found[tested_form]), MARGIN) else "not shown"
             yield f"{kind:9} {preset} is {shown} to be no worse than {tested_form} by {MARGIN}"

@@ -86,8 +86,9 @@ def test_the_check_compares_on_the_seeds_that_both_arms_have():
         ("conflict", 24, ["uniform_40", HELD, "preset"]),
         ("shared", 24, [HELD, "preset"]),
         ("conflict", 48, ["uniform_40"]),
+        ("shared", 24, ["preset_10"]),
     ]
-    final = {"preset": 0.79, HELD: 0.8, "uniform_40": 0.75}
+    final = {"preset_10": 0.79, "preset": 0.79, HELD: 0.8, "uniform_40": 0.75}
     rows = [
         row(Trial(plan.kind, arm, seed, setting), final[arm] - 0.1 * at)
         for plan in CHECK
@@ -98,7 +99,7 @@ def test_the_check_compares_on_the_seeds_that_both_arms_have():
     for done in rows:
         done |= {"entropy": 0.1 + done["seed"] % 2, "sampled": {"pass_at_1": 0.5, "pass_at_k": 0.9}}
     table = "\n".join(study.result_table(rows))
-    assert table.count(", entropy 0.600, pass@1 0.500, pass@8 0.900") == 6
+    assert table.count(", entropy 0.600, pass@1 0.500, pass@8 0.900") == 7
     assert "held - uniform_40: +0.0500 [+0.0500, +0.0500], 24 of 24" in table
     assert "preset - uniform_40: +0.0400" in table
     assert table.count("preset is shown to be no worse than held by 0.02") == 2
