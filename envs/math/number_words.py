@@ -28,7 +28,8 @@ _MAX_CHARS = 120
 
 def spelled(text: str) -> Fraction | None:
     """Return the number that a text spells with at least one word, or None."""
-    said = " ".join(text.casefold().replace("-", " ").split())
+    said = re.sub(r"(?<=\w)-(?=[a-z])", " ", text.casefold().replace("\u2212", "-"))  # any other hyphen is a sign
+    said = re.sub(r"^-\s*", "minus ", " ".join(said.split()))
     if not said or len(said) > _MAX_CHARS or not re.search("[a-z]", said):
         return None
     sign = 1

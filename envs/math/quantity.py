@@ -90,7 +90,7 @@ def _number(said: str, is_gold: bool, takes_expressions: bool) -> Quantity | Non
 
 def _worded(said: str) -> Quantity | None:
     """Read a number in words, with a unit behind it or not."""
-    said = re.sub(r"^\\?\$\s*", "", said.strip())
+    said = re.sub(r"^([-\u2212]?)\s*\\?\$\s*", r"\1", said.strip())
     words = said.replace(r"\,", " ").replace("\\ ", " ").split()
     for count in range(min(len(words), _MAX_WORDS), 0, -1):
         value = spelled(" ".join(words[:count]))

@@ -37,7 +37,11 @@ PERCENT = [
 ]
 WORDED = [
     ("2.4 million", ["2,400,000", "About 2.4 million", r"\boxed{2.4 \text{ million}}"],
-     ["2.4", "2.4 billion", "24 million", "240,000"]),
+     ["2.4", "2.4 billion", "24 million", "240,000", "-2.4 million", "-$2.4 million",
+      r"\boxed{-2.4 \text{ million}}"]),
+    ("-2.4 million", ["-2,400,000", "\u22122.4 million", "-$2.4 million", "negative 2.4 million"],
+     ["2.4 million", "2,400,000"]),
+    ("seven", ["7", "Seven."], ["-seven", "minus seven"]), ("twenty-five", ["25"], ["-twenty-five", "-25"]),
     ("12", ["twelve", "The answer is twelve.", r"\boxed{\text{twelve}}"], ["twenty", "eleven", "twelve thousand"]),
     ("3/4", ["three quarters", "three fourths", "0.75"], ["three", "four thirds", "three fifths"]),
 ]
