@@ -29,6 +29,7 @@ CLASSES = (
 TRUTHS = {"yes": True, "true": True, "no": False, "false": False}
 
 CHOICE = re.compile(r"\(?(?P<letter>[A-J])(?:$|[).:](?:\s.*)?$|\s*\))", re.DOTALL)
+_INITIAL = re.compile(r"[A-J][.:]\s")  # J. K. Rowling
 TIME = re.compile(
     r"(?P<hour>\d{1,2}):(?P<minute>[0-5]\d)(?::(?P<second>[0-5]\d))?\s*(?P<half>[AaPp]\.?\s?[Mm]\b\.?)?"
     r"|(?P<hour2>\d{1,2})\s*(?P<half2>[AaPp]\.?\s?[Mm]\b\.?)|(?P<named>noon|midnight)",
@@ -69,7 +70,7 @@ def class_of(gold: str, kind: str = "auto") -> str:
     flat = plain(text)
     if kind == "auto":
         if CHOICE.fullmatch(flat):
-            return "choice"
+            return "word" if _INITIAL.match(flat) else "choice"
         if flat.casefold() in TRUTHS:
             return "yes or no"
         if TIME.fullmatch(flat):

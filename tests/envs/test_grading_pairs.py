@@ -83,6 +83,12 @@ CHOICE = [
      ["The answer is B, not A.", "Answer: D because A is even", "A, B", r"\boxed{B}", "not A"]),
     ("(D)", ["D", r"\boxed{D}", "(D) 12", "I choose D."], ["(E)", "Not D, so E.", "E, as D fails", r"\boxed{E}"]),
 ]
+NAMES = [
+    ("J. K. Rowling", ["J. K. Rowling", "The answer is J. K. Rowling.", r"\boxed{\text{J. K. Rowling}}"],
+     ["J. R. R. Tolkien", "J. S. Bach", "J", "(J)"]),
+    ("E. coli", ["E. coli", "**E. coli**"], ["E. faecalis", "E"]),
+    ("(B) Paris", ["B", "(B)", "B. Paris"], ["A", "(A) Paris"]),
+]
 YES_NO = [
     ("no", ["No, it is not.", "no", "No.", "The answer is no.", r"\boxed{\text{No}}"],
      ["Yes, it is.", "I have no idea.", "No one knows.", "yes", "on", "Yes and no"]),
@@ -182,7 +188,7 @@ THOUGHTS = [
 TABLES = {
     "number": NUMBER, "size": SIZES, "percentage": PERCENT, "number words": WORDED, "grouped digits": GROUPED,
     "mixed number": MIXED, "periodic decimal": PERIODIC, "base": BASES, "number with unit": UNITS, "choice": CHOICE,
-    "yes or no": YES_NO, "word": WORD, "product": PRODUCT, "list": LISTS, "set": SETS, "interval": INTERVALS,
+    "name": NAMES, "yes or no": YES_NO, "word": WORD, "product": PRODUCT, "list": LISTS, "set": SETS, "interval": INTERVALS,
     "tuple": TUPLES, "equation": EQUATIONS, "expression": EXPRESSIONS, "time": TIMES, "thoughts": THOUGHTS,
 }
 # fmt: on
