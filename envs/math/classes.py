@@ -43,7 +43,8 @@ BUILDER = re.compile(
     r"(?:\\left\s*)?\\\{\s*[a-zA-Z]\s*(?:\\in\s*\\mathbb\{R\}\s*)?(?::|\||\\mid|\\vert|\\colon)(?P<rule>.+)"
     r"(?:\\right\s*)?\\\}"
 )
-_DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}", re.ASCII)
+_DATE = re.compile(r"\d{1,4}([/.])\d{1,2}\1\d{1,4}", re.ASCII)
+_RANGE = re.compile(r"\+?\d{1,20}(?:[-\u2013]\d{1,20}){1,9}", re.ASCII)  # also a score, a date, a telephone number
 _LETTERS = re.compile(r"[A-Za-z]{2,}")
 _RELATION = re.compile(
     r"(?<![\\])(?:[=<>≤≥≠∈]|\\(?:le|ge|leq|geq|lt|gt|ne|neq|leqslant|geqslant|in|equiv)(?![a-zA-Z]))"
@@ -75,7 +76,8 @@ def class_of(gold: str, kind: str = "auto") -> str:
             return "yes or no"
         if TIME.fullmatch(flat):
             return "time"
-        if _DATE.fullmatch(flat) or '"' in text:  # program data is compared as it is written
+        is_range = _RANGE.fullmatch(flat) and not is_delimited(gold)  # $10-3$ is a difference
+        if is_range or _DATE.fullmatch(flat) or '"' in text:  # program data is compared as it is written
             return "word"
         if RATIO.fullmatch(flat):
             return "ratio"

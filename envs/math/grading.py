@@ -174,7 +174,8 @@ def _by_words(gold: str, answer: str, _: str) -> float | None:
 
 def words_of(text: str) -> str:
     """Return the words of an answer without case, and without what stands around them."""
-    return " ".join(plain(text).strip(" \t\r\n\"'`*_“”‘’.,;:!").casefold().split())
+    said = plain(text).strip(" \t\r\n\"'`*_“”‘’.,;:!").casefold()
+    return " ".join(re.sub(r"(?<=\d)\s*[-\u2013]\s*(?=\d)", "-", said).split())
 
 
 def _by_product(gold: str, answer: str, _: str) -> float | None:

@@ -103,6 +103,9 @@ WORD = [
     ("abc", ["abc", r"\boxed{abc}", "ABC"], ["cba", r"\boxed{bca}", "ab", "abcd"]),
     ("mn", ["mn", r"\boxed{mn}"], ["nm", r"\boxed{nm}", "m"]),
     ("12 Main Street", ["12 Main Street"], ["21 Main Street", "12", "Main Street"]),
+    ("1969\u20131974", ["1969-1974", "1969 - 1974", r"\boxed{1969-1974}"], ["1970-1975", "-5", "1974-1969", "1969"]),
+    ("7-5", ["7-5", "Answer: 7-5"], ["3-1", "2", "5-7"]), ("555-0100", ["555-0100"], ["455", "555-100", "-455"]),
+    ("+1-800-555-0199", ["+1-800-555-0199"], ["-1553", "1-800-555-0198"]),
 ]
 PRODUCT = [
     ("$abc$", [r"\boxed{cba}", "$bca$", r"\boxed{abc}"], [r"\boxed{ab}", r"\boxed{a+b+c}", r"\boxed{abd}"]),
@@ -168,6 +171,7 @@ EXPRESSIONS = [
      [r"It is \boxed{\begin{pmatrix}1&2\\3&5\end{pmatrix}}", "10"]),
     ("3:2", ["3:2", "6:4"], ["2:3"]),
     (r"-\infty", ["-\u221e", r"\boxed{-\infty}"], ["\u221e", r"\boxed{\infty}", "0"]),
+    ("$10-3$", ["7", r"\boxed{10 - 3}"], ["10", "13", "-7"]),
     (r"\sqrt[3]{10}", [r"\boxed{10^{1/3}}", r"\boxed{\sqrt[3]{10}}"], [r"\boxed{\sqrt{10}}", r"\boxed{3\sqrt{10}}"]),
     (r"\log_2 3", [r"\boxed{\log_2 3}", r"\boxed{\frac{\ln 3}{\ln 2}}"], [r"\boxed{\log_3 2}", r"\boxed{\log 3}", "3"]),
     ("3 + 4i", [r"\boxed{4i + 3}", "3+4i"], [r"\boxed{3 - 4i}", r"\boxed{4 + 3i}", r"\boxed{7}", r"\boxed{5}"]),
@@ -188,8 +192,9 @@ THOUGHTS = [
 TABLES = {
     "number": NUMBER, "size": SIZES, "percentage": PERCENT, "number words": WORDED, "grouped digits": GROUPED,
     "mixed number": MIXED, "periodic decimal": PERIODIC, "base": BASES, "number with unit": UNITS, "choice": CHOICE,
-    "name": NAMES, "yes or no": YES_NO, "word": WORD, "product": PRODUCT, "list": LISTS, "set": SETS, "interval": INTERVALS,
-    "tuple": TUPLES, "equation": EQUATIONS, "expression": EXPRESSIONS, "time": TIMES, "thoughts": THOUGHTS,
+    "name": NAMES, "yes or no": YES_NO, "word": WORD, "product": PRODUCT, "list": LISTS, "set": SETS,
+    "interval": INTERVALS, "tuple": TUPLES, "equation": EQUATIONS, "expression": EXPRESSIONS, "time": TIMES,
+    "thoughts": THOUGHTS,
 }
 # fmt: on
 PAIRS = [
