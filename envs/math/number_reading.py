@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from rllib_srl.envs.math.marks import NOT
+from rllib_srl.envs.math.number_words import MULTIPLES
 from rllib_srl.envs.math.quantity import numbers_in
 
 _WINDOW = 80  # characters before and behind a number in which a word may reject it
@@ -59,8 +60,8 @@ _OPERAND_BEFORE = re.compile(
 _OPERAND_AFTER = re.compile(
     r"[\s)}$]*(?:(?:squared|cubed|factorial|choose|mod|modulo|to\s+the\s+(?:power|\w+th)|raised"
     r"|times(?!\s*$)|less\s+than|more\s+than|fewer\s+than|or\s+(?:more|less|fewer|greater|higher|lower|above|below|so)"
-    r"|and\s+a\s+(?:half|third|quarter)|halves|thirds?|quarters?|fourths?|fifths?|sixths?|eighths?|tenths?"
-    r"|hundredths?|thousandths?|in\s+base|base)\b|\s*\(?\s*base\b|\s*%\s*of\s+[$\d]|\\(?:pmod|bmod|mod)\b)",
+    rf"|and\s+a\s+(?:half|third|quarter)|in\s+base|base|-?(?:{'|'.join(sorted(MULTIPLES))}))\b"
+    r"|\s*\(?\s*base\b|\s*%\s*of\s+[$\d]|\\(?:pmod|bmod|mod)\b)",
     re.IGNORECASE,
 )
 

@@ -20,7 +20,12 @@ _SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10
 _PARTS = {
     "half": 2, "halves": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8,
     "ninth": 9, "tenth": 10, "eleventh": 11, "twelfth": 12, "twentieth": 20, "hundredth": 100, "thousandth": 1000,
+    "millionth": 10**6, "billionth": 10**9,
 }  # fmt: skip
+MULTIPLES = frozenset((  # words that make another number of the one in front of them, so they are not units
+    "hundred", "dozen", "lakh", "crore", "half", "halves", *_SCALES,
+    *(f"{word}s" for word in ("hundred", "dozen", *_SCALES, *_PARTS)),
+))  # fmt: skip
 _MIXED = re.compile(r"(?P<whole>.+?) and (?P<part>(?:a|an|[a-z]+)[ -][a-z]+)")
 _DIGITS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d{1,30})?|\d{1,30}(?:\.\d{1,30})?", re.ASCII)
 _MAX_CHARS = 120
@@ -46,21 +51,26 @@ def _value(said: str) -> Fraction | None:
         return part
     mixed = _MIXED.fullmatch(said)
     if mixed and (part := _part(mixed["part"])) is not None:
-        whole = Fraction(mixed["whole"]) if mixed["whole"].isdecimal() else _whole(mixed["whole"].split())
+        whole = _count(mixed["whole"])
         return None if whole is None else whole + part
     return _whole(said.split())
 
 
 def _part(said: str) -> Fraction | None:
-    """Return the value of "two thirds" and "a half"."""
+    """Return the value of "two thirds", "3 fifths" and "a half"."""
     over, _, under = said.rpartition(" ")
     name = under if under in _PARTS else under.removesuffix("s")
-    if name not in _PARTS or (name == "half" and under == "halfs"):
-        return None
+    is_plural = under != name or name == "halves"
+    if name not in _PARTS or under == "halfs" or is_plural == (over in ("", "a", "an", "one", "1")):
+        return None  # "twenty third" is an ordinal
     if over in ("", "a", "an"):
         return Fraction(1, _PARTS[name]) if over or name == "half" else None
-    value = _whole(over.split())
+    value = _count(over)
     return None if value is None else value / _PARTS[name]
+
+
+def _count(said: str) -> Fraction | None:
+    return Fraction(said.replace(",", "")) if _DIGITS.fullmatch(said) else _whole(said.split())
 
 
 def _whole(words: list[str]) -> Fraction | None:

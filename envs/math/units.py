@@ -15,6 +15,8 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
+from rllib_srl.envs.math.number_words import MULTIPLES
+
 _MAX_CHARS = 100
 
 _KINDS: dict[str, dict[str, str]] = {  # base -> worth of a unit in it -> spellings
@@ -60,10 +62,9 @@ _STOPS = frozenset((
     "together", "too", "also", "from", "after", "before", "have", "has", "had", "will", "would", "can", "equals",
     "equal", "plus", "minus", "times", "over", "mod", "choose", "squared", "cubed", "factorial", "x",
 ))  # fmt: skip
-_MULTIPLES = frozenset((
-    "hundred", "thousand", "million", "billion", "trillion", "dozen", "half", "halves", "third", "thirds",
-    "quarter", "quarters", "percent", "th", "st", "nd", "rd", "squared", "cubed", "factorial", "mod", "choose",
-    "times", "plus", "minus", "over", "log", "ln", "sin", "cos", "tan", "sqrt", "pi", "root", "base",
+_OPERATIONS = frozenset((
+    "percent", "th", "st", "nd", "rd", "squared", "cubed", "factorial", "mod", "choose", "times", "plus", "minus",
+    "over", "log", "ln", "sin", "cos", "tan", "sqrt", "pi", "root", "base",
 ))  # fmt: skip
 _POWER_WORDS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _WORD = r"(?:°\s?[CF]?(?![a-z])|[€£¢]|[A-Za-z][A-Za-zÀ-ÿ'’-]*\.?)"
@@ -140,7 +141,7 @@ def _start_of_unit(text: str, takes_letters: bool, is_wrapped: bool) -> int | No
 
 def _is_name(word: str, is_apart: bool, takes_letters: bool, is_wrapped: bool) -> bool:
     """Return whether a word behind a number names a unit, and is neither a factor nor a variable."""
-    if word.casefold() in _MULTIPLES or _FUNCTION.match(word):
+    if word.casefold() in MULTIPLES | _OPERATIONS or _FUNCTION.match(word):
         return False
     if is_wrapped:
         return True

@@ -44,6 +44,11 @@ WORDED = [
     ("seven", ["7", "Seven."], ["-seven", "minus seven"]), ("twenty-five", ["25"], ["-twenty-five", "-25"]),
     ("12", ["twelve", "The answer is twelve.", r"\boxed{\text{twelve}}"], ["twenty", "eleven", "twelve thousand"]),
     ("3/4", ["three quarters", "three fourths", "0.75"], ["three", "four thirds", "three fifths"]),
+    ("3/5", ["3 fifths", "three fifths", r"\boxed{3\text{ fifths}}"], ["5 thirds", "3 tenths", "3 fifth"]),
+    ("0.03", ["3 hundredths"], ["3 hundreds", "3 tenths", "3 thousandths"]),
+    ("3", ["3 fifth graders"], ["3 fifths", "3-fifths", "3 tenths", "3 hundredths of a second",
+      "3 millions", "3 dozens", "3 lakh", r"\boxed{3\text{ fifths}}", "The answer is 3 tenths."]),
+    ("twenty-third", ["Twenty-third"], ["20/3", "23"]),
 ]
 GROUPED = [
     ("7654321", ["7 654 321", "7,654,321", r"\boxed{7{,}654{,}321}", r"\boxed{7\,654\,321}", "7'654'321"],
