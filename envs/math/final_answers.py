@@ -256,19 +256,21 @@ def _whole_number(text: str, name: str, marker: str) -> Reading | None:
     said = inner(text)
     if not said or len(said) > _MAX_LINE or said.endswith("?") or rejects(said):
         return None
-    if name == "base" and is_based(plain(said)):
-        return Reading((said,), marker)
+    if name == "base" and (sides := [side.strip() for side in said.split("=") if is_based(plain(side))]):
+        return Reading(tuple(dict.fromkeys(sides)), marker)
     if quantity_of(said) is not None and (marker != "bare" or not re.fullmatch(r"[^\d]*\d+!", said)):
         return Reading((said,), marker)
     level = re.sub(r"\\(?:text|textbf|mathrm|mbox)\s*\{([^{}]*)\}", r" \1 ", said)
     if marker == "boxed" and _OTHER_COMMAND.search(said):
         return Reading(tuple(dict.fromkeys(items_of(said))), marker)
-    if name == "base" and (based := [each[0] for each in _BASED.finditer(last_line(text))]):
+    is_sentence = marker in ("bare", "phrase")
+    based = [each[0] for each in _BASED.finditer(last_line(text))] if is_sentence or is_prose(level) else []
+    if name == "base" and based:
         return Reading(tuple(dict.fromkeys(based)), marker)
-    if is_prose(level) or (marker in ("bare", "phrase") and not _IS_FORMULA.search(levelled(said))):
+    if is_prose(level) or (is_sentence and not _IS_FORMULA.search(levelled(said))):
         return None
     parts = items_of(said)
-    if marker in ("bare", "phrase") and any(re.fullmatch(r"[\d\s+*/.^()x×÷=-]+", part) for part in parts):
+    if is_sentence and any(re.fullmatch(r"[\d\s+*/.^()x×÷=-]+", part) for part in parts):
         return None
     return Reading(tuple(dict.fromkeys(parts)), marker)
 
@@ -278,7 +280,11 @@ _OTHER_COMMAND = re.compile(
     r"\\(?!(?:text|textbf|textrm|mathrm|mathbf|mbox|[dt]?frac|times|cdot|left|right|approx|q?quad|circ|boxed|div|pm"
     r"|displaystyle|to|rightarrow|Rightarrow|implies|therefore)(?![a-zA-Z]))[a-zA-Z]+"
 )
-_BASED = re.compile(r"(?<![\w\\])(?:[0-9A-Za-z]*\d[0-9A-Za-z]*|[A-F]+)\s*_\s*(?:\{[^{}]*\}|[0-9A-Za-z]+)", re.ASCII)
+_BASED = re.compile(  # no operand of a calculation
+    r"(?<![\w\\+*/^\u2212-])(?<![+*/^\u2212-]\s)(?:[0-9A-Za-z]*\d[0-9A-Za-z]*|[A-F]+)\s*_\s*"
+    r"(?:\{[^{}]*\}|[0-9A-Za-z]+\b)(?!\s*[+*/^\u2212-]\s*\w)",
+    re.ASCII,
+)
 _IS_FORMULA = re.compile(
     r"\\(?!approx|times|cdot|div|pm)[a-zA-Z]|[_^!|]|\b(?:sin|cos|tan|exp|ln|log|sqrt)\b|\d\.\(|\d\.\.\."
 )
