@@ -51,7 +51,11 @@ DEADLINE_S = 2.0
 _MAX_ITEMS = 32
 _BASED_WORDS = ("choice", "yes or no", "time", "ratio", "base", "word")
 _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![a-z])")
-_MATRIX = re.compile(r"\\begin\{([pbBvV]?matrix)\}(?P<inside>.*)\\end\{\1\}", re.DOTALL)
+_MATRIX = re.compile(r"\\begin\{(?P<kind>[pbBvV]?)matrix\}(?P<inside>.*)\\end\{(?P=kind)matrix\}", re.DOTALL)
+_ARRAY = re.compile(  # a matrix in brackets of its own
+    r"\\left\s*[(\[]\s*\\begin\{(?P<name>array|matrix)\}(?:\{[^{}]*\})?(?P<inside>.*)\\end\{(?P=name)\}\s*\\right\s*[)\]]",
+    re.DOTALL,
+)
 _FUNCTION = re.compile(r"(?<![\\\w])(?:a?(?:sin|cos|tan)|exp|ln|log)(?=\s*\()")
 _COMMANDS = {"exp": "e^", "log": r"\ln", "asin": r"\arcsin", "acos": r"\arccos", "atan": r"\arctan"}
 
@@ -372,10 +376,10 @@ def _by_relation(gold: str, answer: str, _: str) -> float | None:
 
 def _by_symbols(gold: str, answer: str, deadline_s: float) -> float | None:
     """Compare matrices by their entries, other formulas by math-verify."""
-    tables = [_matrix_of(inner(text)) for text in (gold, answer)]
-    if tables[0] is not None and tables[1] is not None:
-        same = [len(row) for row in tables[0]] == [len(row) for row in tables[1]]
-        return float(same and all(_in_order(a, b) for a, b in zip(tables[0], tables[1])))
+    wanted, found = (_matrix_of(inner(text)) for text in (gold, answer))
+    if wanted is not None and found is not None:
+        same = wanted[0] == found[0] and [len(row) for row in wanted[1]] == [len(row) for row in found[1]]
+        return float(same and all(_in_order(a, b) for a, b in zip(wanted[1], found[1])))
     right, said = _for_latex(plain(gold)), _for_latex(plain(answer))
     if is_absurd(said) and not is_absurd(right):
         return None
@@ -386,12 +390,13 @@ def _by_symbols(gold: str, answer: str, deadline_s: float) -> float | None:
     return None if verdict is None else float(verdict)
 
 
-def _matrix_of(text: str) -> list[list[str]] | None:
-    match = _MATRIX.fullmatch(right_side(text))
+def _matrix_of(text: str) -> tuple[str, list[list[str]]] | None:
+    """Return the bars of a matrix, "v" or "V" of a determinant or norm and "" of brackets, and its rows."""
+    match = _MATRIX.fullmatch(_ARRAY.sub(r"\\begin{matrix}\g<inside>\\end{matrix}", right_side(text)))
     if not match:
         return None
     rows = re.split(r"\\\\(?:\[[^\]]*\])?", match["inside"])
-    return [[cell.strip() for cell in row.split("&")] for row in rows if row.strip()]
+    return match["kind"].strip("pbB"), [[cell.strip() for cell in row.split("&")] for row in rows if row.strip()]
 
 
 def _for_latex(text: str) -> str:
