@@ -50,9 +50,11 @@ _SAYS = re.compile(
     r"\b(?:is|are|equals?|gives?|get|becomes?|be|yields?|satisfy|obtain|have|find)\b|(?<!\d):|:(?!\d)", re.IGNORECASE
 )
 _OR = re.compile(r"\s*(?:,|;|/|&|\bor\b|\band\b)*\s*(?:,|;|/|&|\bor\b|\band\b)\s*(?:maybe|perhaps)?\s*", re.IGNORECASE)
-_LETTER = re.compile(  # "A" in front of another word is an article
+_LETTER = re.compile(  # "A" in front of another word is an article, but not in front of a verb or a preposition
     r"(?<![\w'’])(?!I['’ ][a-z]|A (?!(?:or|and|is|was|because|since|as|would|can|cannot|could|does|must|seems|looks"
-    r"|fits|works|which|but|not|fails)\b)[a-z])\(?(?P<letter>[A-J])\)?(?![\w'’])"
+    r"|fits|works|which|but|not|fails|holds|matches|satisfies|makes|with|over|after|by|despite|rather|instead|here|again|then)\b"
+    r"|[a-z]+ly\s*(?:[.,;!]|$))[a-z])\(?(?P<letter>[A-J])\)?(?![\w'’])",
+    re.MULTILINE,
 )
 _NAMED_LETTER = re.compile(
     r"(?:\b(?:is|are|be|choose|choice|option|pick|select|say|says|so|thus|hence|therefore|actually|it['’]s)\b|[:=])"
@@ -60,8 +62,8 @@ _NAMED_LETTER = re.compile(
     re.IGNORECASE,
 )
 _LETTER_REJECTED = re.compile(
-    r"\b(?:not|cannot|can['’]t|couldn['’]t|never|nor|neither|isn['’]t|than|unlike|instead of"
-    r"|eliminates?|excludes?|ruled? out|against|reject)"
+    r"\b(?:not|cannot|can['’]t|couldn['’]t|never|nor|neither|isn['’]t|than|unlike|instead of|over|despite|without"
+    r"|eliminat(?:e[sd]?|ing)|exclud(?:e[sd]?|ing)|rul(?:e[sd]?|ing) out|reject(?:s|ed|ing)?|against)"
     r"(?:\s+(?:be|option|choice|letter|answer|the))*[\s*(]*$",
     re.IGNORECASE,
 )

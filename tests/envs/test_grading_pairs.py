@@ -90,6 +90,11 @@ CHOICE = [
     ("A", ["The answer is A, not B.", "Answer: A because D is even", r"\boxed{\textbf{(A)}}", "Option A"],
      ["The answer is B, not A.", "Answer: D because A is even", "A, B", r"\boxed{B}", "not A"]),
     ("(D)", ["D", r"\boxed{D}", "(D) 12", "I choose D."], ["(E)", "Not D, so E.", "E, as D fails", r"\boxed{E}"]),
+    ("A", ["I choose A over C.", "A after eliminating C", "The answer is A with high confidence", "Option A obviously",
+      "I'd pick A here", "B is ruled out, so A holds.", "A rather than C"],
+     ["A clearly wrong choice is B.", "A quick look says C", "C over A"]),
+    ("C", ["I choose C over A.", "C, after ruling out B"],
+     ["I choose A over C", "A after eliminating C", "B despite C", "B without C", "A with C"]),
 ]
 NAMES = [
     ("J. K. Rowling", ["J. K. Rowling", "The answer is J. K. Rowling.", r"\boxed{\text{J. K. Rowling}}"],
