@@ -73,11 +73,13 @@ _REJECTED_LETTER = re.compile(
     re.IGNORECASE,
 )
 _TRUTH = re.compile(
-    r"(?:^|(?<=[.!?:;,])\s*|\b(?:is|so|thus|hence|therefore|answer|say|clearly|definitely|certainly|absolutely)[,:]?\s+)"
-    r"[\"'*(]*(?P<word>yes|no|true|false)\b(?P<after>[\"'*)]*\s*(?:$|[.,;:!\n]|[-–—]|because\b|since\b|as\b|it\b|they\b"
+    r"(?:^|(?<=[.!?:;,])\s*|(?:\b(?:is|so|thus|hence|therefore|answer|say|clearly|definitely|certainly|absolutely)"
+    r"|\b(?:it|that)['’]s)[,:]?\s+)[\"'*(]*(?P<word>yes|no|true|false)\b(?P<after>[\"'*)]*\s*(?:$|[.,;:!\n]|[-–—]|because\b|since\b|as\b|it\b|they\b"
     r"|he\b|she\b|we\b|you\b|this\b|that\b|there\b))",
     re.IGNORECASE,
 )
+_DENIED = re.compile(r"(?:\bisn['’]t|\bnot)\s+true\b(?=[\"'*)]*\s*(?:$|[.,;:!]|because\b|since\b))", re.IGNORECASE)
+_DOUBTS = re.compile(r"\b(?:opposite|converse|contrary|reverse|doubt\w*|den(?:y|ies))\b", re.IGNORECASE)
 _TRUTH_WORD = re.compile(r"\b(yes|no|true|false)\b", re.IGNORECASE)
 _TRUE = ("yes", "true")
 _TIMES = re.compile(rf"(?<![\w:])(?:{TIME.pattern})(?![\w:])", re.ASCII)
@@ -354,7 +356,7 @@ def _truth(text: str, marker: str) -> Reading:
     words: list[str] = []
     is_rejected = False
     for line in said.splitlines():
-        line = plain(line)
+        line = _DENIED.sub("is false", plain(line))
         if line.rstrip().endswith("?") or (
             len(set(map(str.casefold, _TRUTH_WORD.findall(line[:60])))) > 1
             and re.search(
@@ -364,7 +366,8 @@ def _truth(text: str, marker: str) -> Reading:
             words += [word.casefold() for word in _TRUTH_WORD.findall(line)] if not line.rstrip().endswith("?") else []
             continue
         for said_so in _TRUTH.finditer(line):
-            if rejects(line[: said_so.start("word")]) and not words:
+            before = line[: said_so.start("word")]
+            if (rejects(before) or _DOUBTS.search(before)) and not words:
                 is_rejected = True
                 continue
             words.append(said_so["word"].casefold())

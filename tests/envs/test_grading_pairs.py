@@ -105,6 +105,10 @@ NAMES = [
 YES_NO = [
     ("no", ["No, it is not.", "no", "No.", "The answer is no.", r"\boxed{\text{No}}"],
      ["Yes, it is.", "I have no idea.", "No one knows.", "yes", "on", "Yes and no"]),
+    ("no", ["It's false", "It is not true.", "That isn't true", "Not true, because 9 is odd."],
+     ["It's true.", "It is not false.", "I do not know if it is true.", "I don't think it is not true."]),
+    ("yes", ["It's true.", "That\u2019s true", "It is true."],
+     ["It's false", "It is not true.", "The opposite is true.", "I doubt it is true", "It's not true"]),
     ("Yes", ["yes", "Yes, because 7 is prime.", r"\boxed{\text{yes}}", "Yes!"],
      ["No", "No, it is not a yes.", "not yes", "yes or no", "maybe"]),
     ("false", ["False", "False, since 9 is odd.", r"\boxed{\text{False}}"], ["True", "true", "not false"]),
