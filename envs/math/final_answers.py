@@ -41,7 +41,9 @@ _MAX_LINE = 2_000  # characters of a line that is read as a formula or as words
 _MAX_QUESTION_WORDS = 400  # longest question whose copy is searched for
 _LISTS = ("list", "set", "union")
 _REASON = re.compile(
-    r",?\s*\b(?:because|since|as|which|where|whereas|while|although|even though|due to|given that|for)\b", re.IGNORECASE
+    r",?\s*\b(?:because|since|as|which(?! is (?:wrong|incorrect)\b)|where|whereas|while|although|even though"
+    r"|due to|given that|for)\b",
+    re.IGNORECASE,
 )
 _SENTENCE_END = re.compile(r"(?<=[^\s.])[.!](?=\s|$)|(?<=[^\s.])\.(?=\s|$)|\n")
 _CLAUSE_END = re.compile(r"(?<=[^\s.])[.!;](?=\s|$)|\n")

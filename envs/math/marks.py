@@ -17,6 +17,13 @@ NOT = (  # words that reject what follows them
     r"(?:\b(?:not|never|neither|nor|cannot|isnt|except|unlike)\b|n['’]t\b"
     r"|\b(?:instead\s+of|(?:rather|other)\s+than|(?:anything|all)\s+but)\b)"
 )
+REJECTED_BEHIND = re.compile(  # what rejects the answer in front of it
+    r"[\s*$)]*(?:,\s*which)?\s(?:(?:is|was|are|(?:would|may|might|must|has\s+to)\s+be|seems|looks)"
+    r"(?:(?:\s+\w+)?\s+(?:not|wrong|incorrect|false|invalid|impossible|excluded|rejected|ruled\s+out)\b|n['’]t\b)"
+    r"|(?:cannot|can\s?not|can['’]t|could\s?n['’]t|won['’]t|fails)\b"
+    r"|(?:does|did|do)(?:\s+not|n['’]t)\s+(?:work|fit|hold|satisfy|count)\b)",
+    re.IGNORECASE,
+)
 
 TAIL_CHARS = 20_000  # length of the end of a turn that is searched for an answer
 _MAX_MARKS = 16  # most marks of each kind that are read, the last ones
@@ -105,9 +112,16 @@ def marked_answers(text: str, marker: str = "any") -> list[Stated]:
     ]
     places.sort(key=lambda place: (place[2].marker != marker, place[0]))
     return [
-        Stated(stated.answer, stated.marker, bool(_REJECTED.search(text, max(0, start - 60), start)))
-        for start, _, stated in places
+        Stated(stated.answer, stated.marker, _is_rejected(text, start, end, stated.marker))
+        for start, end, stated in places
     ]
+
+
+def _is_rejected(text: str, start: int, end: int, marker: str) -> bool:
+    """Return whether the words in front of a mark, or behind one that is closed, reject its answer."""
+    if marker in ("boxed", "tags") and REJECTED_BEHIND.match(text, end, end + 60):
+        return True
+    return _REJECTED.search(text, max(0, start - 60), start) is not None
 
 
 def last_line(text: str) -> str:

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from rllib_srl.envs.math.marks import NOT
+from rllib_srl.envs.math.marks import NOT, REJECTED_BEHIND
 from rllib_srl.envs.math.number_words import MULTIPLES
 from rllib_srl.envs.math.quantity import numbers_in
 
@@ -35,11 +35,6 @@ _JOINED = re.compile(
 )
 _HEDGED = re.compile(r"[^.;!?\n=]*\b(?:or|maybe|perhaps|possibly)\b[^.;!?\n=]*", re.IGNORECASE)
 _REJECTED_BEFORE = re.compile(rf"{NOT}(?:\s+(?!but\b|so\b)[\w'’]+){{0,3}}[\s*$(]*$", re.IGNORECASE)
-_REJECTED_AFTER = re.compile(
-    r"[\s*$)]*\s(?:(?:is|was|are|would\s+be|seems|looks)(?:(?:\s+\w+)?\s+(?:not|wrong|incorrect|false)\b|n['’]t\b)"
-    r"|(?:cannot|can\s?not|can['’]t|could\s?n['’]t|won['’]t)\b)",
-    re.IGNORECASE,
-)
 _QUESTION = re.compile(r"(?:[^.!?\n]|\.(?=\d)){0,200}\?")
 _NEGATIVE_WORD = re.compile(r"\b(?:minus|negative)\s+$", re.IGNORECASE)
 _POWERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
@@ -157,7 +152,7 @@ def numbers_of(text: str) -> Iterator[Number]:
         if _QUESTION.match(levelled, end):
             continue
         before = levelled[max(0, token.start() - _WINDOW) : token.start()].rstrip("+-")
-        is_rejected = bool(_REJECTED_BEFORE.search(before) or _REJECTED_AFTER.match(levelled, end, end + _WINDOW))
+        is_rejected = bool(_REJECTED_BEFORE.search(before) or REJECTED_BEHIND.match(levelled, end, end + _WINDOW))
         yield Number(sign + written + ("%" if percent else ""), token.start(), end, is_rejected, levelled)
 
 

@@ -60,7 +60,8 @@ _STOPS = frozenset((
     "tall", "wide", "deep", "high", "ago", "later", "if", "when", "that", "this", "it", "he", "she", "they", "we",
     "you", "i", "as", "but", "not", "than", "then", "here", "there", "only", "exactly", "overall", "again",
     "together", "too", "also", "from", "after", "before", "have", "has", "had", "will", "would", "can", "equals",
-    "equal", "plus", "minus", "times", "over", "mod", "choose", "squared", "cubed", "factorial", "x",
+    "equal", "looks", "seems", "may", "might", "must", "does", "did", "fails", "plus", "minus", "times", "over", "mod",
+    "choose", "squared", "cubed", "factorial", "x",
 ))  # fmt: skip
 _OPERATIONS = frozenset((
     "percent", "th", "st", "nd", "rd", "squared", "cubed", "factorial", "mod", "choose", "times", "plus", "minus",

@@ -17,6 +17,9 @@ NUMBER = [
      [r"\boxed{\ln 4}", r"\boxed{4!}", "cos 4", r"\boxed{\sqrt 4}", r"\boxed{4i}"]),
     ("9", [r"\boxed{9}", r"\boxed{\lfloor 9.7 \rfloor}"],
      ["square root of 9", "9 squared", "twice 9", r"\boxed{9\pi}", r"\boxed{9_{11}}"]),
+    ("3", ["4 is wrong, it is 3", r"\boxed{4} is wrong; \boxed{3}", "3 must be right", r"\boxed{3} is right"],
+     [r"\boxed{3} is wrong", "<answer>3</answer>, which is incorrect", "3 does not work", "3 looks wrong",
+      "3, which is wrong", "The answer is 3, which is wrong.", "3 might be wrong", "3 fails"]),
     ("1/7", ["1/7", "0.142857", r"\boxed{0.\overline{142857}}"], ["142857/1000000", "0.14", "1.7"]),
 ]
 SIZES = [
