@@ -44,7 +44,7 @@ NUM_REQUESTS = 32  # at the same time
 START_TIMEOUT_S = 600.0
 CALL_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 900.0
-PIECE_TIMEOUT_S = 300.0  # between two pieces of an answer
+PIECE_TIMEOUT_S = 300.0  # between two pieces of a streamed answer
 STOP_TIMEOUT_S = 20.0
 _POLL_S = 0.5
 _TOP = 5  # likeliest tokens of each position that the canary asks for
@@ -146,7 +146,7 @@ class VLLMServer:
         """Return the reply to a chat; Refusal: the engine refuses the request; ServerError: it fails."""
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                reply = await self.client.post("/v1/chat/completions", json=body, timeout=PIECE_TIMEOUT_S)
+                reply = await self.client.post("/v1/chat/completions", json=body, timeout=ANSWER_TIMEOUT_S)
             _check_answered(reply)
             return dict(reply.json())
         except (httpx.HTTPError, TimeoutError, ValueError) as error:

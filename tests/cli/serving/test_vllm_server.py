@@ -2,12 +2,13 @@
 
 import asyncio
 
+import httpx
 import pytest
 import torch
 
 from rllib_srl.cli.serving.job import ServedSettings
 from rllib_srl.cli.serving.version_files import Continuation, check_served, write_adapter
-from rllib_srl.cli.serving.vllm_server import BASE, ServerError, VLLMServer
+from rllib_srl.cli.serving.vllm_server import ANSWER_TIMEOUT_S, BASE, ServerError, VLLMServer
 from rllib_srl.engine.adapters import AdapterSpec, add_adapters
 from rllib_srl.engine.models import local_model
 from rllib_srl.engine.sync import WeightSyncError
@@ -43,6 +44,19 @@ def test_a_key_that_the_user_has_for_another_server_does_not_lock_the_gateway_ou
     monkeypatch.setenv("VLLM_API_KEY", "of-another-server")
     environment = VLLMServer(SETTINGS, tmp_path / "engine.log", has_template=False)._environment()
     assert "VLLM_API_KEY" not in environment and environment["PATH"]
+
+
+def test_an_answer_that_comes_in_one_piece_may_take_as_long_as_any(tmp_path):
+    limits = []
+
+    def engine(request):
+        limits.append(request.extensions["timeout"]["read"])
+        return httpx.Response(200, json={})
+
+    server = VLLMServer(SETTINGS, tmp_path / "engine.log", has_template=False)
+    server._client = httpx.AsyncClient(transport=httpx.MockTransport(engine), base_url="http://engine")
+    asyncio.run(server.chat({}))
+    assert limits == [ANSWER_TIMEOUT_S]
 
 
 @pytest.mark.engine
