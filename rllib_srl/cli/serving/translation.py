@@ -102,7 +102,7 @@ def forwarded(asked: ServedRequest, usual: SamplingDefaults, model: str) -> tupl
     """Return the body for vLLM, and why the answer cannot be trained on, "" if it can; RequestError: no such answer."""
     asked.check(usual.shows_tools)
     trainable = {"temperature": usual.temperature, "top_p": 1.0, "top_k": 0, "n": 1, **NEUTRAL}
-    passed = {*trainable, "top_logprobs", "seed", "response_format", "tools"}
+    passed = {*trainable, "top_logprobs", "seed", "response_format", "tools", "parallel_tool_calls"}
     body: dict[str, Any] = trainable | asked.model_dump(include=passed, exclude_none=True)
     body |= {"top_p": body["top_p"] or 1.0, "top_k": max(body["top_k"], 0)}  # 0 beside temperature = 0, and -1
     why_not = [f"{name} = {body[name]}; expected {value}" for name, value in trainable.items() if body[name] != value]

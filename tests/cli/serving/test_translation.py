@@ -48,6 +48,7 @@ def test_a_greedy_request_may_say_so_twice() -> None:
         ({"response_format": SCHEMA}, {"response_format": SCHEMA}, "response_format"),
         ({"tools": [TOOL]}, {"tools": [TOOL], "tool_choice": "none"}, ""),  # the calls are read here
         ({"tools": [TOOL], "tool_choice": "required"}, {"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "parallel_tool_calls": False}, {"parallel_tool_calls": False}, ""),  # for forced ones
     ],
 )  # fmt: skip
 def test_what_clients_ask_for_is_passed_on_and_what_edits_probabilities_is_not_trained_on(
