@@ -116,7 +116,7 @@ def events(answer: Answer, request: ChatRequest, number: str) -> Iterator[bytes]
     def chunk(delta: dict[str, Any], finish_reason: str | None = None, ids: Sequence[int] = ()) -> bytes:
         choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
         choice |= {"token_ids": list(ids)} if request.return_token_ids else {}
-        return _event({**head, "choices": [choice]})
+        return event({**head, "choices": [choice]})
 
     if request.return_token_ids:
         head["prompt_token_ids"] = list(answer.prompt_ids)
@@ -128,7 +128,7 @@ def events(answer: Answer, request: ChatRequest, number: str) -> Iterator[bytes]
         yield chunk({"tool_calls": [{"index": index, **call}]})
     yield chunk({}, answer.finish_reason, answer.ids)
     if request.stream_options is not None and request.stream_options.include_usage:
-        yield _event({**head, "choices": [], "usage": answer.usage})
+        yield event({**head, "choices": [], "usage": answer.usage})
     yield b"data: [DONE]\n\n"
 
 
@@ -136,5 +136,6 @@ def _head(request: ChatRequest, number: str, kind: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{number}", "object": kind, "created": int(time.time()), "model": request.model}
 
 
-def _event(value: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"
+def event(value: Any) -> bytes:
+    """Return an event of one line; it is ASCII, since clients take U+2028 and the like in a text for ends of lines."""
+    return b"data: " + json.dumps(value).encode() + b"\n\n"

@@ -12,6 +12,7 @@ import pytest
 
 from rllib_srl.envs.agents import endpoint as serving
 from rllib_srl.envs.agents.endpoint import Session, endpoint
+from rllib_srl.envs.agents.responses import event
 from rllib_srl.envs.agents.web import MAX_BODY_BYTES
 from tests.waiting import wait_until
 
@@ -67,6 +68,10 @@ def test_requests_get_an_answer_or_a_reason_and_a_body_has_a_limit(session):
         assert status == 413 and "error" in json.loads(answer)
     assert len(large) > 2 * MAX_BODY_BYTES > 2 * len(gzip.compress(large))
     assert post(session.token, json.dumps(BASE).encode())[0] == 200
+
+
+def test_an_event_is_one_line_for_a_client_that_splits_at_every_end_of_a_line():
+    assert event({"a": "1\u20282\u20293\x854"}).decode().splitlines() == [r'data: {"a": "1\u20282\u20293\u00854"}', ""]
 
 
 def test_only_tokens_of_episodes_under_way_are_valid(session):

@@ -40,12 +40,13 @@ from rllib_srl.cli.serving.figures import Meter, prometheus_text, stored_figures
 from rllib_srl.cli.serving.job import FileError
 from rllib_srl.cli.serving.serving import NotReady, Serving
 from rllib_srl.cli.serving.training import Training
-from rllib_srl.cli.serving.translation import Collected, SamplingDefaults, ServedRequest, event, events_of, forwarded
+from rllib_srl.cli.serving.translation import Collected, SamplingDefaults, ServedRequest, events_of, forwarded
 from rllib_srl.cli.serving.vllm_server import ServerError
 from rllib_srl.cli.shared.access import Access, Guard
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.envs.agents import web
 from rllib_srl.envs.agents.requests import RequestError, fields_of, read_object, read_request
+from rllib_srl.envs.agents.responses import event
 from rllib_srl.envs.agents.web import Refusal, body_of
 from rllib_srl.people.rating import SCHEMES, TAKEN_BACK, check_value
 from rllib_srl.people.rating_store import RatingsError, utc_now

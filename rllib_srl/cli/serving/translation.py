@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from rllib_srl.envs.agents.requests import ChatRequest, RequestError
-from rllib_srl.envs.agents.responses import answer_of
+from rllib_srl.envs.agents.responses import answer_of, event
 from rllib_srl.envs.agents.web import MODEL
 from rllib_srl.envs.tools.formats import CALL_FORMATS
 from rllib_srl.people.served_store import Tokens
@@ -177,10 +177,6 @@ class Collected:
         tokens = Tokens(self.prompt_ids, self.ids, self.logps)
         error = why_not or tokens.errors()
         return (None, error) if error else (tokens, "")
-
-
-def event(value: Any) -> bytes:
-    return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"
 
 
 def events_of(reply: Mapping[str, Any], with_usage: bool) -> Iterator[bytes]:
