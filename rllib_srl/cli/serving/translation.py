@@ -118,7 +118,8 @@ def forwarded(asked: ServedRequest, usual: SamplingDefaults, model: str) -> tupl
     limits = [limit for limit in (asked.max_tokens, asked.max_completion_tokens) if limit is not None]
     is_stream = bool(asked.stream and not asked.may_call)
     body |= {"model": model, "messages": messages, "max_tokens": min(limits, default=usual.max_tokens)}
-    body |= {"stop": list(dict.fromkeys((*usual.stop, *asked.stops()))), "stream": is_stream}
+    usual_stop = () if asked.has_form else usual.stop  # JSON may have line breaks; its grammar ends it
+    body |= {"stop": list(dict.fromkeys((*usual_stop, *asked.stops()))), "stream": is_stream}
     body |= {"logprobs": True, "return_token_ids": True}
     body |= {"stream_options": {"include_usage": True}} if is_stream else {}
     if asked.tools:  # of free answers the calls are read here, as those of agents are

@@ -29,6 +29,11 @@ def test_what_closes_a_turn_in_the_template_ends_an_answer(ends: tuple[int, ...]
     assert sent(SamplingDefaults(1.0, 64, ("\n",), ends)).get("stop_token_ids") == wanted
 
 
+@pytest.mark.parametrize(("form", "stop"), [({"type": "text"}, ["\n", "x"]), (SCHEMA, ["x"])])
+def test_the_usual_stop_strings_do_not_cut_an_answer_whose_form_is_forced(form: Any, stop: list[str]) -> None:
+    assert sent(SamplingDefaults(1.0, 64, ("\n",)), response_format=form, stop="x")["stop"] == stop
+
+
 def test_a_greedy_request_may_say_so_twice() -> None:
     body = sent(temperature=0, top_p=0)
     assert (body["temperature"], body["top_p"]) == (0, 1.0)  # vLLM refuses a top_p of 0
