@@ -49,7 +49,7 @@ _BARE_BOX = re.compile(  # without braces: a number, a fraction, a command with 
     r"|[A-HJ-Zb-z](?!\w)|[(\[][^()\[\]$\n]{1,80}[)\]])"
 )
 _TAGS = re.compile(r"<answer>(?P<inside>(?:(?!<answer>).)*?)</answer>", re.IGNORECASE | re.DOTALL)
-_PHRASE = re.compile(r"answer\s*(?:is\b\s*[:=]?|[:=])", re.IGNORECASE)
+_PHRASE = re.compile(r"answer[*_]*\s*(?:is\b\s*[:=]?|[:=])(?:[*_]+(?=\s|$))?", re.IGNORECASE)  # bold or not
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def marked_answers(text: str, marker: str = "any") -> list[Stated]:
     spans = [match.span() for match in _PHRASE.finditer(text)][-_MAX_MARKS:]
     ends = [*(start for start, _ in spans[1:]), len(text)]
     places += [
-        (start, end, Stated(_first_line(text[end:until]), "phrase"))
+        (start, end, Stated(_phrased(text[end:until]), "phrase"))
         for (start, end), until in zip(spans, ends, strict=False)
         if start >= last or marker == "phrase"
     ]
@@ -133,6 +133,12 @@ def last_line(text: str) -> str:
 def _first_line(text: str) -> str:
     lines = text.strip().splitlines()
     return lines[0].strip() if lines else ""
+
+
+def _phrased(text: str) -> str:
+    """Return the first line, without the end of a bold text that began in front of it: $18 of "**Answer: $18**"."""
+    line = _first_line(text)
+    return re.sub(r"(?<=\S)\*\*(?![\w({\\-])", "", line, count=1) if line.count("**") % 2 else line
 
 
 def boxes_in(text: str) -> list[tuple[int, int, str]]:
@@ -192,7 +198,7 @@ def _after_hashes(text: str) -> str | None:
 
 def _after_phrase(text: str) -> str | None:
     phrases = list(_PHRASE.finditer(text))
-    return _first_line(text[phrases[-1].end() :]) if phrases else None
+    return _phrased(text[phrases[-1].end() :]) if phrases else None
 
 
 _FINDERS: dict[str, Callable[[str], str | None]] = {

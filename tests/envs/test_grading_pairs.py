@@ -207,6 +207,23 @@ TIMES = [
     ("7 pm", ["7 pm", "7:00 PM", "19:00"], ["7 am", "7"]),
     ("16:20", ["16:20", "4:20 PM"], ["4:20 AM", "16:02", "20", "16"]),
 ]
+LABELS = [
+    ("18", ["**Answer:** $18", r"**Final Answer:** \( 18 \)", "**Answer: $18**", "**The answer is $18.**",
+      "*Answer:* 18", "The answer is **18** apples.", "**Answer: $18**. So it is.", "__Answer:__ 18"],
+     ["**Answer:** $19", "**Answer: $1.8**", "**Answer:** -18"]),
+    ("1/3", ["**Answer: 0.333...**", "Answer: 0.333..."], ["**Answer: 0.333**"]),
+    ("0.5", ["**Answer:** .5"], ["**Answer:** 5"]), ("23", ["**Answer:** 23"], ["Answer: 2**3", "**Answer:** 2 ** 3"]),
+    (r"\frac12", [r"**The answer is $\frac12$.**"], [r"**The answer is $\frac13$.**"]),
+    ("yes", ["**Answer:** Yes", "**Answer: Yes**"], ["**Answer:** No"]),
+    ("2, 3", ["**Answer:** 2, 3"], ["**Answer:** 2, 4"]), ("x > 3", ["**Answer:** x > 3"], ["**Answer:** x < 3"]),
+    ("(1, 2)", ["**Answer:** (1, 2)"], ["**Answer:** (2, 1)"]),
+    ("2x+3", ["**Answer:**\n$2x+3$", "The answer is **2x + 3**, since 2 > 1", "**Answer: $2x+3$**"],
+     ["**Answer:**\n$2x$"]), ("x^2", ["Answer: x**2"], ["**Answer: x2**", "**Answer: 2x**"]),
+    ("Paris", ["**Answer**: Paris", "**Answer:** Paris.", "**Answer: Paris.**"],
+     ["**Answer**: Rome", "**Answer**: Paris, Texas"]),
+    ("B", ["**Answer:** B", "**Answer: (B)**"], ["**Answer:** C"]),
+    ("U.S.", ["**Answer:** U.S."], ["**Answer:** U.K."]),
+]
 THOUGHTS = [
     ("31", ["<think>Is it \\boxed{30}?</think>\\boxed{31}", "maybe 30</think>31", "<think>30</think>The answer is 31."],
      ["<think>\\boxed{31}</think>", "<think>31</think>\\boxed{30}", "<think>The answer is \\boxed{31}",
@@ -219,7 +236,7 @@ TABLES = {
     "mixed number": MIXED, "periodic decimal": PERIODIC, "base": BASES, "number with unit": UNITS, "choice": CHOICE,
     "name": NAMES, "yes or no": YES_NO, "word": WORD, "product": PRODUCT, "list": LISTS, "set": SETS,
     "interval": INTERVALS, "tuple": TUPLES, "equation": EQUATIONS, "expression": EXPRESSIONS, "time": TIMES,
-    "thoughts": THOUGHTS,
+    "label": LABELS, "thoughts": THOUGHTS,
 }
 # fmt: on
 PAIRS = [
