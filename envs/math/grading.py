@@ -157,7 +157,7 @@ def _by_number(gold: str, answer: str, _: str) -> float | None:
     if based is not None:
         said = based[0]
     for part in (right_side(said), left_side(said)):
-        number = quantity_of(part, False, True, right.unit is not None) if part else None
+        number = quantity_of(part, takes_expressions=True, is_loose=True) if part else None
         if number is not None:
             return float(is_same_quantity(right, number))
     level = levelled(said)

@@ -61,7 +61,7 @@ _STOPS = frozenset((
     "you", "i", "as", "but", "not", "than", "then", "here", "there", "only", "exactly", "overall", "again",
     "together", "too", "also", "from", "after", "before", "have", "has", "had", "will", "would", "can", "equals",
     "equal", "looks", "seems", "may", "might", "must", "does", "did", "fails", "plus", "minus", "times", "over", "mod",
-    "choose", "squared", "cubed", "factorial", "x",
+    "choose", "squared", "cubed", "factorial",
 ))  # fmt: skip
 _OPERATIONS = frozenset((
     "percent", "th", "st", "nd", "rd", "squared", "cubed", "factorial", "mod", "choose", "times", "plus", "minus",
@@ -112,7 +112,7 @@ def split_unit(text: str, is_loose: bool = True) -> tuple[str, Unit | None]:
     said = re.sub(r"\\(?:text|textrm|mathrm|mbox|rm)\s*\{([^{}]*)\}", r"⟨\1⟩", said)
     said = said.replace("²", "^2").replace("³", "^3").replace("\\,", " ").replace("\\ ", " ").replace("~", " ")
     was_wrapped = "⟨" in said
-    flat = re.sub("[⟨⟩]", " ", said)
+    flat = re.sub(r"(?<=[\w)])\s+an?\s+(?=[a-z])", " per ", re.sub("[⟨⟩]", " ", said))  # "$18 an hour"
     at = _start_of_unit(flat, is_loose, was_wrapped)
     if at is None:
         return (said if currency else text).replace("⟨", " ").replace("⟩", " ").strip() if currency else text, currency

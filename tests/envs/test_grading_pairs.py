@@ -86,6 +86,10 @@ UNITS = [
     (r"45^\circ", [r"\boxed{45}", r"\boxed{45^{\circ}}", "45 degrees"], ["54", r"\boxed{45\pi}", r"\boxed{54^\circ}"]),
     ("$4.50", ["4.5", r"\boxed{\$4.50}", "4.50 dollars", "$4.50"], ["$45.0", "4.05", "450", "$5.40"]),
     ("90 minutes", ["90", "90 min", "1.5 hours"], ["90 hours", "1.5", "9 minutes", "1.5 minutes"]),
+    ("18", ["She makes $18 per day.", "$18 a day", "18 an hour", "#### 18 per day", "18 red balls", "18 men", "18 m",
+      "18 g", r"\boxed{18 \text{ per day}}", "18 m/s", "18 m^2", r"\boxed{18\text{ m}^2}", "Answer: 18 per week"],
+     ["18 x", "18 k", "18 M", "18 pi", "18 per cent of 50", "18 n", r"\boxed{18 y}", "180 per day", "18 per 20"]),
+    ("60 miles per hour", ["60 miles an hour", "60 mph", "60"], ["60 miles a day", "60 km per hour", "60 miles"]),
 ]
 CHOICE = [
     ("C", ["C", "(C)", r"\boxed{C}", r"\boxed{\text{(C)}}", "C. A long text", "The answer is C since A is too small."],
