@@ -7,7 +7,8 @@
     of a stored group   rho (s - w S),  rho (n - w n_g),  w = 0.5 ** (versions since its visit / half_life)
 
 A version is an update of the policy. The default half-life of 11 is a factor of .5 per visit for groups that come back
-every 10 updates. `DomainStatistics` has the mean reward of each domain, of every played group, refused ones too.
+every 10 updates. `DomainStatistics` has the mean reward of each domain, of every played group that has rewards, refused
+ones too.
 
 Sources: `docs/design/0003-memory.md`; SPO, arXiv 2509.13232, whose tracker is discounted by the policy's KL instead.
 """

@@ -122,7 +122,7 @@ class Intake:
         tested = [e for e in entries if e.slot is not None and (is_played or not visits_N[e.slot])]
         self._grade([entry for entry in tested if entry.facts.num_rewarded], now)
         for entry in entries:
-            if entry.is_visit or (is_played and entry.slot is None):
+            if entry.is_visit or (is_played and entry.slot is None and entry.facts.num_rewarded):
                 self.statistics.note(entry.group.prompt.domain, entry.facts.reward)
         if is_played:
             rewarded = [(entry.group.prompt, entry.facts) for entry in entries if entry.facts.num_rewarded]

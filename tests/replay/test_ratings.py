@@ -162,8 +162,8 @@ def unpaid(number: int, size: int, now: int) -> Group:
 def test_without_rewards_only_rated_episodes_count(tmp_path):
     buffer = by_hand(tmp_path)
     group = unpaid(0, 4, 1)
-    (visit,) = buffer.add([group], 1)
-    assert (visit.refused, visit.grade) == ("", 0)  # stored, and no test of anything
+    visit, refused = buffer.add([group, unpaid(1, 1, 1)], 1)
+    assert (visit.refused, visit.grade, refused.refused) == ("", 0, "ungraded")  # no test of anything
     assert (item(buffer)["visits"], item(buffer)["history_count"]) == (0, 0)
     assert buffer.domain_statistics.mean("sums") == 0.5 and buffer.draw_groups(1, 2, version=2) == []
     apply(buffer, rated(group, {1: 1.0, 3: 0.75}))
