@@ -193,8 +193,8 @@ class AdvantageEstimator:
             rewards: shaped rewards of the played groups; they decide which groups are trained on.
             kl: KL penalty of each episode, subtracted from the rewards; None: no penalty. It does not decide which
                 groups are trained on: a KL of rounding errors, divided by its own spread, would look like a signal.
-            reused: stored groups to train on again; their episodes without a reward are left out. For "posterior" each
-                has its `history`.
+            reused: stored groups to train on again; their episodes without a reward are left out, and groups with fewer
+                than `min_episodes` others. For "posterior" each has its `history`.
             histories: histories of the played groups' prompts before this batch, for "posterior"; () means none.
         """
         histories = histories or [NO_HISTORY] * len(groups)
@@ -205,7 +205,8 @@ class AdvantageEstimator:
         scale, of = None, self.settings
         if self.uses_history and groups:  # the scale of rewards without a KL penalty
             scale = scale_of(surprises(rewards, histories, of.prior_weight), of.surprise_scale)
-        rewarded = [whole for group in reused if (whole := rewarded_part(group)) is not None]
+        parts = [part for group in reused if (part := rewarded_part(group)) is not None]
+        rewarded = [part for part in parts if len(part.rewards_G) >= self.min_episodes]
         again = self._reused(rewarded, scale)
         trained += again
         num = (is_live_P.count(False), len(rewarded) - len(again)) if self.uses_history else (0, 0)

@@ -109,6 +109,15 @@ def stored(rewards, name, history):
     return replace(meta_of(rewards, name, origin="reuse"), history=history)
 
 
+def test_a_single_rated_answer_without_a_baseline_is_not_trained_on():
+    reused = [replace(stored([0, 1], "a", NO_HISTORY), has_reward_G=np.array([False, True]))]
+    batch = estimate([], [], [*reused, stored([1, 0], "b", NO_HISTORY)], prior_weight=0.0, surprise_scale="none")
+    assert [group.prompt.prompt_id for group in batch.groups] == ["b"]
+    assert as_lists(batch.advantages) == [[1.0, -1.0]] and batch.counts["num_reuses_unsurprising"] == 0
+    (alone,) = estimate([], [], reused, prior_weight=2.0, surprise_scale="none").advantages
+    assert alone.tolist() == [0.5]  # the baseline of two episodes at the mean of the domain, .5
+
+
 def test_reused_groups_are_judged_by_todays_history_in_units_of_the_played_groups():
     played = meta_of([1, 0], "a")  # r - b: 1 - (1 + 0) / 3 and 0 - (1 + 1) / 3, so the rms is 2 / 3
     reused = [stored([1, 0, 0], "b", History(1.5, 2.0, 0.25)), stored([0], "c", History(3.0, 4.0, 0.75))]
