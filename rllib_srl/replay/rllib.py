@@ -55,8 +55,11 @@ class RLlibReplayBuffer(SRLReplayBuffer):
             self._busy_s += time.perf_counter() - begin
 
     def add(self, batch: Sequence[Any], now: int = 0, request: str = "", is_played: bool = True) -> list[Visit]:
-        """Store and grade groups, or references to groups; lost ones (their node died) are left out."""
-        return super().add(_fetched(batch, self.settings.timeout_s), now, request, is_played)
+        """Store and grade groups, or references to groups; lost ones (their node died) are left out.
+
+        Fetching takes at most half of the time after which the caller takes this process for hung.
+        """
+        return super().add(_fetched(batch, self.settings.timeout_s / 2), now, request, is_played)
 
     def sample(self, num_items: int | None = None, now: int = 1, **kwargs: Any) -> list[Group]:
         """Draw stored groups, one by default, in an iteration after that of `add`; see `draw_groups`."""
