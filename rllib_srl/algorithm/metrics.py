@@ -137,7 +137,8 @@ class Report:
             return
         counts = counts_of([*groups, *reused], trained)
         memory.counts.update(counts)
-        revisits = [visits[g.group_id].pass_rate for g in groups if g.origin == "revisit" and g.group_id in visits]
+        graded = [g for g in groups if g.origin == "revisit" and g.has_reward_G is None]
+        revisits = [visits[group.group_id].pass_rate for group in graded if group.group_id in visits]
         values = {
             **memory.stats(now),
             **counts,

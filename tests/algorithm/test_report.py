@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -156,6 +157,16 @@ def test_surprise_is_of_paid_groups_with_a_visit(report):
     assert found["env_runners"]["live_token_share"] == pytest.approx(1 / 3)
     report.trained([unpaid], batch, visits, estimator)
     assert np.isnan(report._metrics.reduce(compile=True)["replay"]["surprise_mean"])
+
+
+def test_the_pass_rate_of_revisits_is_that_of_paid_groups(report):
+    paid, unpaid = (GroupMeta.of(a_group(place, place=place, origin="revisit"), None) for place in (0, 1))
+    unpaid = replace(unpaid, has_reward_G=np.zeros(4, bool))
+    visits = {paid.group_id: Visit(paid.group_id, "", pass_rate=0.5), unpaid.group_id: Visit(unpaid.group_id, "")}
+    fractions = {"revisit_fraction": 1.0, "reuse_fraction": 0.0, "settings": SimpleNamespace(reads_recall=False)}
+    memory = SimpleNamespace(is_on=True, counts=Counter(), stats=lambda now: {}, **fractions)
+    report.memory(memory, [paid, unpaid], [], [], visits, 1)
+    assert report._metrics.reduce(compile=True)["replay"]["revisit_pass_rate"] == 0.5
 
 
 def test_a_run_says_what_could_not_be_parsed_and_when_it_did_not_learn(tmp_path):

@@ -113,7 +113,9 @@ def test_the_weight_is_multiplied_by_the_pass_rate_of_the_fresh_prompts():
     rewards = {"half": [1, 0, 1, 0], "none": [0, 0, 0, 0.8], "all": [1, 1, 1, 1]}
     half, none, all_ = (group_of(name, rewards[name], seed=seed) for seed, name in enumerate(rewards))
     revisit = group_of("old", [1, 0], "revisit", seed=4)
+    unpaid = replace(none, has_reward_G=np.zeros(4, bool))
     cases = [([half], 1.5), ([half, none], 0.75), ([none], 0.0), ([all_, none, none], 1.0), ([revisit], 3)]
+    cases += [([half, unpaid], 1.5), ([unpaid], 3)]
     for groups, weight in cases:
         term.draw(groups, [], 1)
         assert term.weight == pytest.approx(weight)

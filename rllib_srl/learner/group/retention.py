@@ -6,7 +6,8 @@
 
 A domain is held unless it was among the *fresh* prompts of the last `retain_window` iterations. Revisits do not count:
 with them a domain would be released when holding it matters. Prompts in the batch are left out. The weight is `retain`
-times the pass rate of the fresh prompts: what cannot be done yet is learned first, and held domains then recover.
+times the pass rate of the fresh prompts that the environment pays, 1 without any: what cannot be done yet is learned
+first, and held domains then recover.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class Retention:
     def draw(self, groups: Sequence[GroupMeta], reused: Sequence[GroupMeta], now: int) -> list[GroupMeta]:
         """Draw the answers that this iteration's update holds; `groups` are those that it has played."""
         fresh = [group for group in groups if group.origin == "fresh"]
-        self.weight = self._settings.retain * pass_rate(fresh, self._settings.pass_reward)
+        paid = [group for group in fresh if group.has_reward_G is None]  # the others teach nothing before people rate
+        self.weight = self._settings.retain * pass_rate(paid, self._settings.pass_reward)
         self._fresh_at |= {group.prompt.domain: now for group in fresh}
         learned = [domain for domain, at in self._fresh_at.items() if now - at < self._settings.retain_window]
         keys = self.left_out([*groups, *reused])
