@@ -80,12 +80,17 @@ class Iteration:
     plan: Plan = field(default_factory=Plan)
     batches: list[RunnerBatch] = field(default_factory=list)
     num_played: int = 0  # groups of the batches, including dropped ones, without those of dynamic sampling
-    groups: list[GroupMeta] = field(default_factory=list)  # played, in the order in which they were begun
+    groups: list[GroupMeta] = field(default_factory=list)  # those of `played` that are not dropped for their lag
     late: frozenset[str] = frozenset()  # ids of those that lag too much to be trained on
     visits: Mapping[str, Visit] = field(default_factory=dict)  # outcome of adding each group to the memory
     reused: list[GroupMeta] = field(default_factory=list)
     held: Sequence[Any] = ()  # stored answers that retention holds
     batch: AdvantageBatch = field(default_factory=lambda: AdvantageBatch([], [], [], {}))  # the groups to train on
+
+    @property
+    def played(self) -> list[GroupMeta]:
+        """Return all groups of the batches, in the order in which they were begun."""
+        return _played(self.batches)
 
 
 class SRL(SavedAlgorithm):
@@ -297,7 +302,7 @@ class SRL(SavedAlgorithm):
             self.memory.look_back(it.reused, self.learners.num_left_out(self.config.sync_timeout_s), it.now)
         if is_updated and self.retention:
             self.report.retention(*self.retention.report())
-        ended = self.curriculum.end(it.plan, it.groups)
+        ended = self.curriculum.end(it.plan, it.played)
         refused = {name for name, visit in it.visits.items() if visit.without_loss}
         self._end_stages(ended, [group for group in it.groups if group.group_id not in refused])
         if self.hooks:
@@ -307,10 +312,11 @@ class SRL(SavedAlgorithm):
         return ended
 
     def _report(self, it: Iteration) -> None:
-        self.report.iteration(it.now, it.batches, it.groups, it.batch.played)
-        self.report.memory(self.memory, it.groups, it.reused, it.batch.groups, it.visits, it.now)
-        self.report.trained(it.groups, it.batch, it.visits, self.advantage_estimator)
-        paid = [group for group in it.groups if group.has_reward_G is None]
+        played = it.played
+        self.report.iteration(it.now, it.batches, played, it.batch.played)
+        self.report.memory(self.memory, played, it.reused, it.batch.groups, it.visits, it.now)
+        self.report.trained(played, it.batch, it.visits, self.advantage_estimator)
+        paid = [group for group in played if group.has_reward_G is None]
         self.report.pool(paid, self.config.replay_pass_reward, self.advantage_estimator.settings.advantage)
 
     # --- parts of its lines -----------------------------------------------------------------------
@@ -321,7 +327,7 @@ class SRL(SavedAlgorithm):
         A group's lag is the number of updates since the weights of its first token. With `late` "drop" groups that lag
         more than `max_lag` are not among the groups.
         """
-        groups = sorted((g for batch in batches for g in batch.groups), key=lambda g: group_order(g.group_id))
+        groups = _played(batches)
         if self.rollouts.ahead is None:
             return groups, frozenset()
         lag = {group.group_id: self.version - int(group.versions_G2[:, 0].min()) for group in groups}
@@ -398,7 +404,7 @@ class SRL(SavedAlgorithm):
             self.report.count(name, number)
         advantages = dict(zip((group.group_id for group in groups), batch.played, strict=True))
         batch = batch.without({name: visit.without_loss for name, visit in it.visits.items() if visit.without_loss})
-        played = [advantages.get(group.group_id, np.zeros(len(group.rewards_G))) for group in it.groups]
+        played = [advantages.get(group.group_id, np.zeros(len(group.rewards_G))) for group in it.played]
         it.batch = weighted(replace(batch, played=played), it.plan.weights)
         return self._shards(it)
 
@@ -532,6 +538,10 @@ class SRL(SavedAlgorithm):
     def _timed(self, name: str) -> Iterator[None]:
         with self.metrics.log_time((TIMERS, name), reduce="mean", window=1):
             yield
+
+
+def _played(batches: Sequence[RunnerBatch]) -> list[GroupMeta]:
+    return sorted((g for batch in batches for g in batch.groups), key=lambda g: group_order(g.group_id))
 
 
 def _histories(groups: Sequence[GroupMeta], visits: Mapping[str, Visit]) -> list[History]:

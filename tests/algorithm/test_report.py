@@ -16,12 +16,13 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_srl import SRLConfig
 from rllib_srl.algorithm.metrics import Report
-from rllib_srl.algorithm.srl import SRL
+from rllib_srl.algorithm.srl import SRL, Iteration
 from rllib_srl.batch.advantages import AdvantageBatch, AdvantageEstimator
 from rllib_srl.cli.shared.display import Progress
 from rllib_srl.cli.shared.run_log import PARTS, json_lines
 from rllib_srl.cli.shared.runs import METRICS
 from rllib_srl.cli.shared.training import train_until
+from rllib_srl.curriculum.curriculum import Curriculum
 from rllib_srl.losses.settings import LossSettings
 from rllib_srl.replay.intake import Visit
 from rllib_srl.rollout.batches import RunnerBatch
@@ -94,14 +95,25 @@ def test_late_groups_are_dropped_or_stored_and_what_never_trains_is_counted(repo
     metas = [GroupMeta.of(a_group(n, place=n, versions_G2=np.full((4, 2), n + 3)), None) for n in (0, 1)]
     config = SimpleNamespace(max_lag=1, late=late, may_draw=lambda kind: reuses)
     algo = SimpleNamespace(version=5, rollouts=SimpleNamespace(ahead=True), config=config, report=report)
+    it = Iteration(1, batches=[RunnerBatch(5, metas[::-1], 0, {}, 1, [], [])])
     for _ in range(2):
-        groups, names = SRL._kept(algo, [RunnerBatch(5, metas[::-1], 0, {}, 1, [], [])])
+        it.groups, it.late = groups, names = SRL._kept(algo, it.batches)
     is_lost = late == "drop" or not reuses
     wanted = (["1.1"], set()) if late == "drop" else (["1.0", "1.1"], {"1.0"})
     assert ([one.group_id for one in groups], set(names)) == wanted
     found = report._metrics.reduce(compile=True)
     assert found["rollout"]["late_share"] == 0.5
     assert found["num_tokens_dropped_late"] == 2 * is_lost * metas[0].num_loss_tokens_G.sum()
+    config.replay_pass_reward, algo.memory, spent = 0.9, SimpleNamespace(is_on=False), []
+    algo.advantage_estimator, algo._shards = AdvantageEstimator(LossSettings.made()), lambda it: None
+    algo._kl_in_reward, algo._end_stages, algo.hooks, algo.ratings = lambda groups: None, lambda *_: None, (), None
+    source = SimpleNamespace(advance=lambda num: spent.append(num) or ())
+    algo.curriculum = Curriculum(source, algo.memory, report._metrics)
+    SRL._batch(algo, it), SRL._look_back(algo, it, is_updated=False), SRL._report(algo, it)
+    counted = report._metrics.reduce(compile=True)["env_runners"]  # all that was played, whatever becomes of it
+    num_tokens = sum(meta.num_loss_tokens_G.sum() for meta in metas)
+    assert spent == [num_tokens] == [counted["num_generated_tokens_lifetime"]]
+    assert (counted["num_groups"], counted["num_episodes_lifetime"]) == (2, 8)
     warned = [line.startswith("late groups (1 so far) lag more than max_lag") for line in caplog.messages]
     assert warned == [True] * (not reuses)
 
