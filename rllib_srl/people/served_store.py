@@ -86,7 +86,7 @@ SELECT u.answer, u.value, max(u.version) FROM uses u JOIN line ON u.version = li
 _SEARCH = f"""
 SELECT seq, {", ".join(_OF_CONVERSATION)} FROM conversations
 WHERE seq < ? AND (instr(lower(answer), lower(?)) OR EXISTS (
-    SELECT 1 FROM json_each(messages) WHERE instr(lower(json_extract(value, '$.content')), lower(?))))
+    SELECT 1 FROM json_tree(messages) WHERE key IN ('content', 'name', 'arguments') AND instr(lower(value), lower(?))))
 ORDER BY seq DESC LIMIT ?"""
 
 
@@ -116,7 +116,7 @@ class Conversation:
     id: str
     version: int  # version of the model that answered; 0 is the initial model
     at: str  # UTC, ISO 8601
-    messages: Sequence[Mapping[str, Any]]
+    messages: Sequence[Mapping[str, Any]]  # of OpenAI's API, with texts as content
     answer: str
     finish_reason: str  # "stop", "length", or "cut" if the client or the server went away
     tokens: Tokens | None
@@ -124,17 +124,15 @@ class Conversation:
 
     def as_answer(self) -> Answer:
         """Return what `RatingStore` rates."""
-        text = "\n".join(f"{message['role']}: {message['content']}" for message in self.messages)
+        text = "\n".join(f"{message['role']}: {_text(message)}" for message in self.messages)
         key = Prompt(SERVED, self.id).key
         return Answer(self.id, 0, key, self.id, SERVED, SERVED, self.version, text, self.answer)
 
     def redacted(self) -> Conversation:
         """Return the conversation without secrets; one that has some loses its tokens."""
-        messages = [{**message, "content": redact(str(message.get("content") or ""))} for message in self.messages]
-        answer = redact(self.answer)
-        pairs = zip(messages, self.messages, strict=True)
-        if answer == self.answer and all(a["content"] == str(b.get("content") or "") for a, b in pairs):
-            return replace(self, messages=messages)
+        messages, answer = _redacted(self.messages), redact(self.answer)
+        if messages == list(self.messages) and answer == self.answer:
+            return self
         return replace(self, messages=messages, answer=answer, tokens=None, untrainable=self.untrainable or HAS_SECRET)
 
 
@@ -360,6 +358,22 @@ class StoreThread:
         """Close the store after the calls that are pending."""
         self._thread.submit(self.store.close).result()
         self._thread.shutdown()
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    """Return the content of a message with the calls in it."""
+    functions = [call["function"] for call in message.get("tool_calls", ())]
+    calls = [f"{function['name']} {function['arguments']}" for function in functions]
+    return "\n".join(filter(None, [message.get("content"), *calls]))
+
+
+def _redacted(value: Any) -> Any:
+    """Return a JSON value with all its texts redacted."""
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, Mapping):
+        return {name: _redacted(one) for name, one in value.items()}
+    return [_redacted(one) for one in value] if isinstance(value, Sequence) else value
 
 
 def _conversation(values: Sequence[Any]) -> Conversation:

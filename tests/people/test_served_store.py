@@ -1,5 +1,6 @@
 """The file of a served model: private and redacted conversations, and versions with their ratings, against twins."""
 
+import json
 import os
 import random
 import sqlite3
@@ -41,10 +42,12 @@ def test_what_is_logged_is_found_once_and_is_private(store, tmp_path):
     assert store.find("c1").answer == " 7" and os.stat(tmp_path / FILE).st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize("where", ["question", "answer"])
+@pytest.mark.parametrize("where", ["question", "answer", "messages"])
 def test_a_secret_is_not_in_the_file_neither_as_text_nor_as_tokens(store, tmp_path, where):
     key = "AKIAIOSFODNN7EXAMPLE"
-    logged = store.log(conversation(**{where: f"my key is {key}"}))
+    called = {"id": "c", "type": "function", "function": {"name": "add", "arguments": json.dumps({"key": key})}}
+    said = [{"role": "assistant", "tool_calls": [called]}] if where == "messages" else f"my key is {key}"
+    logged = store.log(conversation(**{where: said}))
     assert logged.tokens is None and logged.untrainable == HAS_SECRET
     store.close()
     stored = b"".join(path.read_bytes() for path in tmp_path.iterdir())

@@ -19,7 +19,6 @@ opens everything: as a bearer token, or in the cookie that the address of the pa
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -192,8 +191,7 @@ class Gateway:
 
     async def _log(self, answer: Collected, why_not: str) -> Conversation:
         tokens, why = answer.tokens(why_not)
-        messages = [{"role": message["role"], "content": _text(message)} for message in answer.asked.plain_messages()]
-        reason = answer.finish_reason if why_not != CUT else "cut"
+        messages, reason = answer.asked.sent_messages(), answer.finish_reason if why_not != CUT else "cut"
         about = (answer.conversation_id, answer.version, utc_now(), messages, answer.text, reason or "cut", tokens, why)
         stored = await self._db.run(self._db.store.log, Conversation(*about))
         if why_not != CUT:
@@ -288,12 +286,6 @@ def _trained(untrainable: str) -> dict[str, str]:
     """Return the header that says whether an answer can be trained on."""
     reason = " ".join(untrainable.split()).encode("ascii", "replace").decode()
     return {"X-SRL-Trained": f"no; reason={reason}" if reason else "yes"}
-
-
-def _text(message: Mapping[str, Any]) -> str:
-    """Return the content of a message as it is stored, with the calls in it."""
-    calls = [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ())]
-    return "\n".join(filter(None, [message.get("content") or "", *calls]))
 
 
 def _new_id() -> str:

@@ -28,6 +28,10 @@ MOST_CHOICES = 16
 # Fields that change the distribution -> the value that does not.
 NEUTRAL = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "min_p": 0.0, "repetition_penalty": 1.0}
 _CALLS = CALL_FORMATS["native"]()
+_OF_MESSAGE: Any = {  # the others have no effect
+    **dict.fromkeys(("role", "content", "name", "tool_call_id", "reasoning", "reasoning_content"), True),
+    "tool_calls": {"__all__": {"id", "type", "function"}},
+}
 
 
 class ResponseFormat(BaseModel):
@@ -70,6 +74,15 @@ class ServedRequest(ChatRequest):
         """Return whether calls are read from the answer, which is then streamed once it is complete."""
         return bool(self.tools) and self.tool_choice != "none"
 
+    def sent_messages(self) -> list[dict[str, Any]]:
+        """Return the messages as vLLM reads them, and as clients may send them again; contents are texts."""
+        messages = [message.model_dump(include=_OF_MESSAGE, exclude_none=True) for message in self.messages]
+        for message in messages:
+            if isinstance(message.get("content"), list):
+                message["content"] = "".join(part["text"] for part in message["content"])
+            message["role"] = "system" if message["role"] == "developer" else message["role"]
+        return messages
+
     def check(self, shows_tools: bool) -> None:
         """Check the fields together, for a model that shows tools or not; RequestError: one does not fit the others."""
         if self.top_logprobs and not self.logprobs:
@@ -110,14 +123,9 @@ def forwarded(asked: ServedRequest, usual: SamplingDefaults, model: str) -> tupl
     why_not += [f"{name}: the engine edits the probabilities" for name, is_edited in edited.items() if is_edited]
     if not usual.can_seed:
         body.pop("seed", None)
-    messages = [message.model_dump(exclude_none=True) for message in asked.messages]
-    for message in messages:  # content as a text, arguments of calls as the text that vLLM reads
-        if isinstance(message.get("content"), list):
-            message["content"] = "".join(part["text"] for part in message["content"])
-        message["role"] = "system" if message["role"] == "developer" else message["role"]
     limits = [limit for limit in (asked.max_tokens, asked.max_completion_tokens) if limit is not None]
     is_stream = bool(asked.stream and not asked.may_call)
-    body |= {"model": model, "messages": messages, "max_tokens": min(limits, default=usual.max_tokens)}
+    body |= {"model": model, "messages": asked.sent_messages(), "max_tokens": min(limits, default=usual.max_tokens)}
     usual_stop = () if asked.has_form else usual.stop  # JSON may have line breaks; its grammar ends it
     body |= {"stop": list(dict.fromkeys((*usual_stop, *asked.stops()))), "stream": is_stream}
     body |= {"logprobs": True, "return_token_ids": True}

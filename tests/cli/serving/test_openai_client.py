@@ -78,9 +78,13 @@ def test_tools_there_and_back_and_in_a_stream(tmp_path):
         messages = [*ASKED["messages"], message.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "5"}]
         last = await completions.create(model="m", messages=messages, tools=TOOLS)
         assert (last.choices[0].message.content, last.choices[0].finish_reason) == ("5", "stop")
-        stored = await parts.db.run(parts.db.store.find, last.id)
-        assert '"name": "add"' in stored.messages[1]["content"] and stored.tokens is not None
-        assert parts.engine.bodies[-1]["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"a": 2}'
+        stored, *_ = (await parts.send("GET", "/v1/conversations?q=add")).json()["conversations"]
+        called = {"role": "assistant", "content": "I add.", "tool_calls": [call.model_dump(exclude={"index"})]}
+        assert stored["messages"] == [ASKED["messages"][0], called, messages[2]]
+        assert stored["id"] == last.id and not stored["untrainable"]
+        again = [*stored["messages"], {"role": "assistant", "content": "5"}, {"role": "user", "content": "3 + 4?"}]
+        await completions.create(model="m", messages=again)
+        assert parts.engine.bodies[-1]["messages"] == again
 
     run(tmp_path, body)
 

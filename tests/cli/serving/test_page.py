@@ -159,6 +159,7 @@ def test_a_person_asks_rates_undoes_searches_pauses_and_rolls_back(tmp_path):
         hands.wait("document.querySelector('.marks + p')?.textContent.includes('not trained on: sampled with temp')")
         hands.rate("chatcmpl-0002", is_good=True)
         assert EVIL in hands.value("document.body.innerText")  # a text, no script
+        assert hands.value("textOf({tool_calls: [{function: {name: 'add', arguments: '{}'}}]})") == "add {}"
         assert hands.value("document.querySelectorAll('img, body script').length") == 0
         hands.wait("by('training').textContent.startsWith('version 3: 1 of 32 ratings')")
 

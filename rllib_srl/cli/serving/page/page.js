@@ -108,10 +108,14 @@ function clear() {
   history.replaceState(null, "", location.pathname);
 }
 
+function textOf({ content, tool_calls: calls = [] }) {
+  return [content, ...calls.map((call) => `${call.function.name} ${call.function.arguments}`)].filter(Boolean).join("\n");
+}
+
 async function open(id) {
   const one = await api(`conversations/${encodeURIComponent(id)}`);
   clear();
-  for (const turn of one.messages) showTurn(turn.role === "assistant" ? "answer" : "question", turn.content);
+  for (const turn of one.messages) showTurn(turn.role === "assistant" ? "answer" : "question", textOf(turn));
   now.messages = [...one.messages, { role: "assistant", content: one.answer }];
   await showMarks(id, showTurn("answer", one.answer), one);
   history.replaceState(null, "", `#${id}`);
