@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from rllib_srl.cli.serving.serving import DRAIN_TIMEOUT_S
 from rllib_srl.people.served_store import FILE, Conversation, ServedStore, Tokens
 from scripts.page.browser import CHROMIUM
 from scripts.page.hands import PHONE, WIDE, PageHands
@@ -167,7 +168,9 @@ def test_a_person_asks_rates_undoes_searches_pauses_and_rolls_back(tmp_path):
         assert parts.training.is_paused
         hands.pause(False)
         assert "fell by 9 points" in hands.value("by('versions').textContent")
+        hands.value("AbortSignal.timeout = (ms) => { now.longest = Math.max(now.longest || 0, ms); }")
         done = hands.roll_back("it is rude")
+        assert hands.value("now.longest") > 1000 * DRAIN_TIMEOUT_S  # answers of version 1 could have taken that long
         assert done == "Version 1 was rolled back; version 0 answers; 1 rating withdrawn."
         hands.wait("by('state').textContent === 'version 0 answers' && !by('reason')")
         pictures = hands.shoot(tmp_path / "pictures")

@@ -1,7 +1,7 @@
 // The page of a served model: asks, shows, rates, and follows the versions, all through the gateway's own addresses.
 "use strict";
 
-const POLL_MS = 2000, LONGEST_PAUSE_MS = 30000, TIMEOUT_MS = 60000, NAME = "srl rater";
+const POLL_MS = 2000, LONGEST_PAUSE_MS = 30000, TIMEOUT_MS = 60000, ROLLBACK_MS = 900000, NAME = "srl rater";
 const by = (id) => document.getElementById(id);
 const now = { status: null, seen: null, messages: [], answers: [], undo: [], answering: null, before: null, versions: [] };
 
@@ -28,8 +28,8 @@ async function checked(answer) {
   throw new Error(why);
 }
 
-async function api(path, body, method = "POST") {
-  const how = { signal: AbortSignal.timeout(TIMEOUT_MS) };
+async function api(path, body, method = "POST", timeout = TIMEOUT_MS) {
+  const how = { signal: AbortSignal.timeout(timeout) };
   if (body !== undefined) Object.assign(how, { method, body: JSON.stringify(body) });
   return (await checked(await fetch(`v1/${path}`, how))).json();
 }
@@ -247,7 +247,7 @@ function rollback(one) {
     event.preventDefault();
     form.querySelector("button").disabled = true; // a second click does nothing; it may wait for answers under way
     trying(async () => {
-      const done = await api("rollback", { version: one.number, reason: reason.value });
+      const done = await api("rollback", { version: one.number, reason: reason.value }, "POST", ROLLBACK_MS);
       by("said").textContent = `Version ${done.rolled_back} was rolled back; version ${done.active} answers; `
         + `${count(done.withdrawn_ratings.length, "rating")} withdrawn.`;
     }).finally(look);
