@@ -253,12 +253,16 @@ def _choices_of(fields: Mapping[str, Any]) -> tuple[str, Any]:
 def _with_choices(question: str, choices: tuple[str, Any], name: str, answer: Any, solution: str) -> Problem:
     field, listed = choices
     labels: list[str] = []
+    if isinstance(listed, list) and all(isinstance(c, list | tuple) and len(c) == 2 for c in listed):
+        listed = {str(label): text for label, text in listed}  # a map of Parquet
     if isinstance(listed, Mapping) and "text" in listed:
         labels, listed = [str(label) for label in listed.get("label") or ()], listed.get("text")
     elif isinstance(listed, Mapping):
         labels, listed = [str(label) for label in listed], list(listed.values())
     elif isinstance(listed, list) and listed and all(isinstance(c, Mapping) and "text" in c for c in listed):
         labels, listed = [str(c.get("label", "")) for c in listed], [c["text"] for c in listed]
+    while isinstance(listed, list) and listed[-1:] == [None]:  # in Parquet all rows have as many as the longest
+        listed, labels = listed[:-1], labels[: len(listed) - 1]
     if isinstance(listed, str) or not isinstance(listed, Sequence) or not 2 <= len(listed) <= len(LETTERS):
         raise RowError(field, f"= {shown(listed)}; expected a list of 2 to {len(LETTERS)} texts")
     texts = _without_letters([_text(choice, field) for choice in listed])

@@ -62,6 +62,9 @@ CHOICES = {
         {"choices": ["x", "y"], "answer": ["B"]}, {"choices": ["x", "y"], "answer": "B. y"},
         {"choices": ["A) x", "B) y"], "correct": "B"}, {"choices": ["No", "Yes"], "answer": True},
         {"choices": ["true", "false"], "answer": False}, {"choices": ["x", "y"], "answer": "Y"},
+        {"options": {"A": "x", "B": "y", "C": "z", "D": None, "E": None}, "answer": "B"},  # as Parquet has them
+        {"options": ["x", "y", None], "answer": 1}, {"options": [("A", "x"), ("B", "y"), ("C", None)], "answer": "B"},
+        {"choices": {"text": ["x", "y", None], "label": ["1", "2", None]}, "answer": "2"},
     ],
     "C": [
         {"question_stem": "Which?", "choices": ARC["choices"], "answerKey": "C"},
