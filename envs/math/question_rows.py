@@ -21,6 +21,7 @@ assistant's last message is the solution. The answer is, in this order:
   Boxes in a row ("\boxed{3} or \boxed{5}") are a list; of others that differ the last one counts, with a note.
 With `choices` (a list, ARC's {"text": [...], "label": [...]}, {"A": ..., "B": ...}, or columns A to D) they are listed
 under the question, and the answer is a letter, a label, the text of one of them, or a position from 0, also as text.
+Columns a, b, ... may hold numbers that the question names: beside them only a letter is the answer of a choice.
 
 Sources: GSM8K (Cobbe et al. 2021, arXiv 2110.14168), MATH (Hendrycks et al. 2021, arXiv 2103.03874), CHAMP (Mao et al.
 2024, arXiv 2401.06961; the layout of champ-dataset 1.0.0), ARC (Clark et al. 2018, arXiv 1803.05457), OlympiadBench (He
@@ -67,6 +68,7 @@ _ANSWER_TOO = ", and answer_field to the one that holds the answer if that is no
 _FEW_LETTERS = re.compile(r"(?!no$)[A-Za-z]{2,3}|[b-df-hj-np-tv-xzB-DF-HJ-NP-TV-XZ]{2,12}")
 _ANNOTATION = re.compile(r"<<[^<>]*>>")  # GSM8K's notes to its calculator
 _BETWEEN_BOXES = re.compile(r"(?:[\s$,;&.]|\\\\|\\[,;: ()]|\\q?quad|\\text\s*\{\s*(?:and|or)\s*\}|and|or)*")
+_LETTER = re.compile(r"\(?([A-Ja-j])[).:]?")
 _LETTERED = re.compile(r"\(?([A-J])\s*[).:]\s*(\S.*)", re.DOTALL)
 _NUMBERED = re.compile(r"(\d{1,2})(?:\.0+)?", re.ASCII)
 _QUOTED_ONE = re.compile(r"\[\s*(?:'[^']*'|\"[^\"]*\")\s*\]")
@@ -132,16 +134,18 @@ def problem_of(
     context = next((fields[each] for each in _CONTEXT_FIELDS if isinstance(fields.get(each), str)), "").strip()
     if context and not question_field and not messages and not {_key(each) for each in others} & set(_CONTEXT_FIELDS):
         question = f"{context}\n{question}"
-    choices = _choices_of(fields)
-    known = _OF_CHOICES if choices[0] else ANSWER_FIELDS
-    answer_name, answer = _first(fields, (_key(answer_field),) if answer_field else known)
+    named = (_key(answer_field),) if answer_field else ()
+    answer_name, answer = _first(fields, named or ANSWER_FIELDS)
     if answer_field and not answer_name:
         remedy = "set answer_field to the one that holds the answer"
         raise RowError(answer_field, f"is missing; the row has {_listed(row)}; {remedy}")
     kept = {name: _other(fields, name, row) for name in others}
     about |= {"fields": kept, "notes": notes}
-    if choices[0] and answer_name:
-        return replace(_with_choices(question, choices, answer_name, answer, solution), **about)
+    if (choices := _choices_of(fields, row))[0] and (said := _first(fields, named or _OF_CHOICES))[0]:
+        problem, more = _with_columns(question, choices, *said, solution)
+        if problem:
+            return replace(problem, **about)
+        about["notes"] += more
     try:
         answer, solution, more = _answer(answer_name, answer, solution, solution_name, row)
         about["notes"] += more
@@ -236,18 +240,39 @@ def _answer_text(answer: Any, name: str) -> str:
     return _text(answer, name)
 
 
-def _choices_of(fields: Mapping[str, Any]) -> tuple[str, Any]:
-    """Return the field of the choices and their list; also of a table with columns A, B, C ... and one as answer."""
+def _choices_of(fields: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[str, Any]:
+    """Return the field of the choices and what it holds; of a table with columns A, B, ... "A", of a, b, ... "a"."""
     name, choices = _first(fields, CHOICE_FIELDS)
     if name:
         return name, unwritten(choices)
     options = {match[1]: value for key, value in fields.items() if (match := _OPTION.fullmatch(key))}
-    fields = {**fields, **options}
-    columns = [letter for letter in LETTERS if not _is_blank(fields.get(letter.casefold()))]
-    answer = str(_first(fields, _OF_CHOICES)[1]).strip()
-    if len(columns) < 2 or columns != list(LETTERS[: len(columns)]) or answer not in columns:
+    held = {letter: {**fields, **options}.get(letter.casefold()) for letter in LETTERS}
+    filled = [letter for letter, value in held.items() if not _is_blank(value)]
+    if len(filled) < 2 or filled[0] != "A":
         return "", None
-    return "A", {letter: fields[letter.casefold()] for letter in columns}
+    is_lower = not options and "A" not in {str(name).strip() for name in row}
+    return "a" if is_lower else "A", {letter: held[letter] for letter in LETTERS if letter <= filled[-1]}
+
+
+def _with_columns(
+    question: str, choices: tuple[str, Any], name: str, answer: Any, solution: str
+) -> tuple[Problem | None, tuple[str, ...]]:
+    """Return as `_with_choices`; None and notes for columns named by letters that seem to hold something else."""
+    field, columns = choices
+    if field in CHOICE_FIELDS:
+        return _with_choices(question, choices, name, answer, solution), ()
+    empty = next((letter for letter, value in columns.items() if _is_blank(value)), "")
+    why = f"{empty} is empty" if empty else "the answer is none of them"
+    names = ", ".join(columns)
+    try:
+        problem = _with_choices(question, choices, name, answer, solution)
+        if field == "A" or _LETTER.fullmatch(str(answer).strip()):
+            return problem, ()
+        names, why = names.casefold(), f"name them {names} if they are"
+    except RowError:
+        if field == "a":
+            return None, ()
+    return None, (f"has the columns {names}, which are not shown as choices: {why}",)
 
 
 def _with_choices(question: str, choices: tuple[str, Any], name: str, answer: Any, solution: str) -> Problem:
@@ -294,7 +319,7 @@ def _letter_of(answer: Any, texts: Sequence[str], labels: Sequence[str], name: s
         return letters[said]
     if str(said) in labels and len(labels) == len(texts):
         return letters[labels.index(str(said))]
-    if isinstance(said, str) and (match := re.fullmatch(r"\(?([A-Ja-j])[).:]?", said)) and match[1].upper() in letters:
+    if isinstance(said, str) and (match := _LETTER.fullmatch(said)) and match[1].upper() in letters:
         return match[1].upper()
     if str(said) in texts:
         return letters[texts.index(str(said))]

@@ -65,6 +65,9 @@ CHOICES = {
         {"options": {"A": "x", "B": "y", "C": "z", "D": None, "E": None}, "answer": "B"},  # as Parquet has them
         {"options": ["x", "y", None], "answer": 1}, {"options": [("A", "x"), ("B", "y"), ("C", None)], "answer": "B"},
         {"choices": {"text": ["x", "y", None], "label": ["1", "2", None]}, "answer": "2"},
+        *({**columns, "answer": answer} for answer in ("b", "1", 1, "y", "(B)", "B.", "B")
+          for columns in ({"A": "x", "B": "y", "C": None}, {"option_a": "x", "option_b": "y"})),
+        {"a": "x", "b": "y", "answer": "(b)"},
     ],
     "C": [
         {"question_stem": "Which?", "choices": ARC["choices"], "answerKey": "C"},
@@ -80,7 +83,21 @@ def test_choices_of_every_form_have_a_letter() -> None:
         assert (problem.answer, problem.is_choice) == (letter, True), row
         assert "\nA. " in problem.question and "\nB. " in problem.question and ")" not in problem.question
     assert problem_of(ARC).question == "Which is a gas?\nA. iron\nB. helium\nC. salt"
-    assert problem_of({"question": "3 + 4?", "a": 3, "b": 4, "answer": "7"}).answer == "7"  # numbers named a and b
+    truth = problem_of({"question": "Which?", "A": "x", "B": "y", "truth": "y", "answer": "A"}, answer_field="truth")
+    assert truth.answer == "B"
+
+
+def test_columns_named_by_letters_that_may_be_no_choices_are_not_shown_and_noted() -> None:
+    for columns, answer, note in (
+        ({"a": 3, "b": 4}, "7", None),  # numbers that the question names
+        ({"a": 3, "b": 4}, "4", "has the columns a, b, which are not shown as choices: name them A, B if they are"),
+        ({"A": "x", "B": "y"}, "z", "has the columns A, B, which are not shown as choices: the answer is none of them"),
+        ({"A": "x", "B": "y"}, "C", "has the columns A, B, which are not shown as choices: the answer is none of them"),
+        ({"A": "x", "B": None, "C": "z"}, "C", "has the columns A, B, C, which are not shown as choices: B is empty"),
+    ):
+        problem = problem_of({"question": "q", **columns, "answer": answer})
+        assert (problem.question, problem.answer, problem.is_choice) == ("q", answer, False)
+        assert problem.notes == ((note,) if note else ())
 
 
 # row, its answer, a turn that earns 1, one that earns 0
