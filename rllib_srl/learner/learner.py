@@ -350,8 +350,8 @@ class GRPOTorchLearner(TorchLearner):
         with self.reference.on_device():
             sums_B = self.reference.episode_kl(batches, len(episodes), self.settings.kl_estimator)
             self._run_empty_of_reference(num_empty)
-        bounds = np.cumsum([group.size for group in groups])[:-1]
-        return [sums_G.tolist() for sums_G in np.split(sums_B, bounds)]
+        ends = np.cumsum([group.size for group in groups])
+        return [sums_B[end - group.size : end].tolist() for group, end in zip(groups, ends, strict=True)]
 
     def end_stages(self, domains: list[str], shard: TrainingShard) -> int:
         """Let the regularisers record what was learned in stages that ended; advantages are not read."""

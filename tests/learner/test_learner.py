@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from ray.rllib.core import DEFAULT_MODULE_ID
 
+from rllib_srl.batch.shard import build_shards
+from rllib_srl.types import GroupMeta
 from tests.small_learner import ADVANTAGES, GROUPS, learner_config, learner_group, make_group, relative_gap, update
 
 STORED = [make_group(11, 5, [6, 2]), make_group(12, 9, [3, 1, 12]), make_group(13, 2, [4, 4])]
@@ -100,3 +102,10 @@ def test_making_room_and_taking_it_back_changes_nothing(config, ray_here):
                 group._learner.onload()
         weights.append(group.get_weights()[DEFAULT_MODULE_ID])
     assert relative_gap(*weights) == 0
+
+
+def test_a_learner_without_groups_has_no_kl_for_the_reward(config):
+    learner = learner_group(config.training(kl_coeff=0.1, kl_estimator="k1"))._learner
+    shards = build_shards([GroupMeta.of(GROUPS[1], GROUPS[1])], ADVANTAGES[1:2], 2, 30)
+    (kl_G,), nothing = (learner.episode_kl(shard) for shard in shards)
+    assert len(kl_G) == 2 and nothing == []
