@@ -432,15 +432,20 @@ class GRPOTorchLearner(TorchLearner):
         return {name: {**rows, "state": convert_to_numpy(state)} for name, state in self._gathered.items()}
 
     def _set_optimizer_state(self, state: dict[str, Any]) -> None:
-        """Load a state of any number of learners, with or without `fsdp`; with it each keeps its own rows."""
-        if not self.config.fsdp:
-            super()._set_optimizer_state(state)
-            return
+        """Load a state of any number of learners, with or without `fsdp`; with it each keeps its own rows.
+
+        Options such as `betas` stay those of the settings, which may differ from the checkpoint's; so does the learning
+        rate, unless a schedule has set it.
+        """
         for name, optimizer in self._named_optimizers.items():
-            saved = state[name]["state"]
+            saved, groups = state[name]["state"], optimizer.param_groups
+            kept = ("params", "lr") if self._optimizer_lr_schedules[optimizer].use_schedule else ("params",)
+            pairs = zip(groups, saved["param_groups"], strict=True)
+            own = [{**group, **{key: old[key] for key in kept}} for group, old in pairs]
             entries = convert_to_torch_tensor(saved["state"], device=self._device)
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            optimizer.load_state_dict(sharded_optimizer_state({**saved, "state": entries}, parameters))
+            if self.config.fsdp:
+                entries = sharded_optimizer_state(entries, [p for group in groups for p in group["params"]])
+            optimizer.load_state_dict({"state": entries, "param_groups": own})
 
     def save_to_path(self, *args: Any, **kwargs: Any) -> Any:
         """Write this learner's part of a checkpoint.

@@ -140,16 +140,18 @@ def whole_optimizer_state(state: Mapping[str, Any], keeps: bool = True) -> dict[
     return {**state, "state": entries}
 
 
-def sharded_optimizer_state(state: Mapping[str, Any], parameters: Sequence[torch.nn.Parameter]) -> dict[str, Any]:
-    """Return this learner's shard of a whole optimiser state; the parameters are in the optimiser's order."""
-    entries = {}
-    for index, entry in state["state"].items():
+def sharded_optimizer_state(
+    entries: Mapping[Any, Mapping[str, Any]], parameters: Sequence[torch.nn.Parameter]
+) -> dict[int, dict[str, Any]]:
+    """Return this learner's shard of an optimiser's whole entries; the parameters are in the optimiser's order."""
+    sharded = {}
+    for index, entry in entries.items():
         tensor = parameters[int(index)]
-        entries[int(index)] = {
+        sharded[int(index)] = {
             name: _like(tensor, value) if isinstance(value, torch.Tensor) and value.shape == tensor.shape else value
             for name, value in entry.items()
         }
-    return {**state, "state": entries}
+    return sharded
 
 
 def _like(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

@@ -62,6 +62,22 @@ def test_state_is_saved_and_restored_bit_for_bit(config, ray_here):
         assert moments[0] in left
 
 
+@pytest.mark.parametrize(("name", "options"), [
+    ("adamw", {"weight_decay": 0.1, "betas": (0.8, 0.95)}),
+    ("adamw_8bit", {"weight_decay": 0.1, "betas": (0.8, 0.95)}),
+    ("sgd", {}),
+])  # fmt: skip
+def test_a_resumed_learner_has_the_options_and_the_rate_of_its_settings(config, name, options):
+    state = learner_group(config.training(optimizer_name=name, lr=1e-4)).get_state()
+    given = {key.replace("betas", "adam_betas"): value for key, value in options.items()}
+    for lr, rate in ((5e-4, 5e-4), ([[0, 1.0], [9, 2.0]], 1e-4)):  # a schedule goes on from the rate of the checkpoint
+        group = learner_group(config.copy(copy_frozen=False).training(lr=lr, **given))
+        group.set_state(deepcopy(state))
+        (optimizer,) = group._learner._named_optimizers.values()
+        (found,) = optimizer.param_groups
+        assert {key: found[key] for key in ("lr", *options)} == {"lr": rate, **options}
+
+
 @pytest.mark.parametrize("name", sorted(optimizers.PAGED))
 def test_paging_needs_a_gpu(config, name):
     assert config_errors(config.training(optimizer_name=name)) == [
