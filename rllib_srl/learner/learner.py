@@ -43,6 +43,7 @@ from rllib_srl.learner.rl_module import CausalLMModule
 from rllib_srl.learner.scoring import Scorer
 from rllib_srl.learner.sharding import (
     clipped_shards,
+    decoder_layers,
     most,
     norm_of_shards,
     sharded_optimizer_state,
@@ -112,7 +113,7 @@ class GRPOTorchLearner(TorchLearner):
         if config.replay_retain:
             from rllib_srl.learner.retention import Conflict, HeldAnswers
 
-            last = self.model.base_model.layers[-1]
+            last = decoder_layers(self.model)[-1]
             self.conflict = Conflict(list(self._params.values()), last, self._summed_gradients)
             self.retention = HeldAnswers(config, self.scorer, self.can_share_prefixes, self._empty_passes)
 

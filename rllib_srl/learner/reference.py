@@ -22,7 +22,7 @@ from rllib_srl.engine.adapters import has_adapters
 from rllib_srl.learner.model_setup import adapters_off
 from rllib_srl.learner.rl_module import CausalLMModule
 from rllib_srl.learner.scoring import autocast, token_logps
-from rllib_srl.learner.sharding import norms_of, shard
+from rllib_srl.learner.sharding import decoder_layers, norms_of, shard
 from rllib_srl.losses.kl import KL_REWARDS
 from rllib_srl.storage.checkpoints import MANIFEST
 from rllib_srl.storage.weight_file import WEIGHTS, read_weights
@@ -149,7 +149,7 @@ class FrozenPolicies:
 
 def round_matrices(model: Any) -> None:
     """Hold the weights of decoder layers in bfloat16, in place, except those of norms."""
-    for layer in model.base_model.layers:
+    for layer in decoder_layers(model):
         kept = {id(weight) for norm in norms_of(layer) for weight in norm.parameters()}
         for weight in layer.parameters():
             if id(weight) not in kept:

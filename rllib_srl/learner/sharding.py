@@ -54,11 +54,29 @@ def shard(
 
     mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
     home = CPUOffloadPolicy(pin_memory=device.type == "cuda") if is_offloaded else OffloadPolicy()
-    for layer in model.base_model.layers:
+    for layer in decoder_layers(model):
         if gather_dtype == "bfloat16":
             fully_shard(norms_of(layer), mesh=mesh, offload_policy=home)
         fully_shard(layer, mesh=mesh, mp_policy=policy, offload_policy=home)
     fully_shard(module, mesh=mesh, offload_policy=home)
+
+
+def decoder_layers(model: Any) -> torch.nn.ModuleList:
+    """Return the decoder layers of a Hugging Face model, whatever it calls them.
+
+    Raises:
+        ValueError: the model has no list of as many modules as its config has layers.
+    """
+    number = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    lists = (module for module in model.modules() if isinstance(module, torch.nn.ModuleList))
+    found = next((layers for layers in lists if len(layers) == number), None)
+    if found is None:
+        raise ValueError(
+            f"model {model.config.name_or_path!r}: its decoder layers were not found; expected a ModuleList of "
+            f"num_hidden_layers = {number} in {type(model).__name__}, for fsdp, replay_retain, or a reference or "
+            "teacher in bfloat16"
+        )
+    return found
 
 
 def norms_of(layer: torch.nn.Module) -> list[torch.nn.Module]:

@@ -11,7 +11,7 @@ import torch
 from tests.small_learner import learner_config
 
 EQUAL = 1e-6
-KINDS = ("gemma2", "gemma3_text", "llama", "mistral", "qwen2", "qwen3")
+KINDS = ("gemma2", "gemma3_text", "gpt2", "llama", "mistral", "opt", "qwen2", "qwen3")
 
 SIZES = {
     "vocab_size": 288, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,

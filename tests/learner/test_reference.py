@@ -10,6 +10,7 @@ from rllib_srl.batch.layout import bare_episode, micro_batch
 from rllib_srl.learner import reference
 from rllib_srl.learner.reference import FrozenPolicies, FrozenPolicy, Home, round_matrices
 from rllib_srl.learner.scoring import as_tensors, autocast, token_logps
+from rllib_srl.learner.sharding import decoder_layers
 from tests.engine.small_llama import save_random_llama
 from tests.learner.test_gather_dtype import KINDS, model_of
 
@@ -31,9 +32,18 @@ def test_rounded_matrices_score_as_fp32_weights_under_autocast_bit_for_bit(kind)
     found = FrozenPolicy(rounded, Home(CPU, "bfloat16")).scores(batch())
     assert all(torch.equal(found[name], wanted[name]) for name in ("logp", "entropy"))
     for name, weight in rounded.named_parameters():
-        is_matrix = ".layers." in name and whole.get_parameter(name).ndim == 2
-        is_bias = name.endswith("proj.bias")
-        assert weight.dtype == (torch.bfloat16 if is_matrix or is_bias else torch.float32), name
+        has_matrix = whole.get_submodule(name.rpartition(".")[0]).weight.ndim == 2
+        is_rounded = has_matrix and (".layers." in name or ".h." in name)
+        assert weight.dtype == (torch.bfloat16 if is_rounded else torch.float32), name
+
+
+def test_decoder_layers_are_found_by_their_number_whatever_a_model_calls_them():
+    gpt2, opt, llama = (model_of(kind, True) for kind in ("gpt2", "opt", "llama"))
+    assert decoder_layers(gpt2) is gpt2.transformer.h and decoder_layers(opt) is opt.model.decoder.layers
+    assert decoder_layers(llama) is llama.base_model.layers
+    llama.config.num_hidden_layers = 3
+    with pytest.raises(ValueError, match="its decoder layers were not found; expected a ModuleList of .* = 3 in Llama"):
+        round_matrices(llama)
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
