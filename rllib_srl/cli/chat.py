@@ -242,7 +242,7 @@ def error_of(arguments: argparse.Namespace) -> str:
 
 
 def chat(arguments: argparse.Namespace, lines: TextIO | None = None) -> int:
-    flags, streams = given_settings(arguments), (lines or sys.stdin, sys.stdout, sys.stderr)
+    flags, streams = given_settings(arguments, WITHOUT), (lines or sys.stdin, sys.stdout, sys.stderr)
     where = address_in(arguments.server) if arguments.server else ServedDirectory(Path(arguments.what))
     if not isinstance(where, ServedDirectory) or where.exists:
         if flags:

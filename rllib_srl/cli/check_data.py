@@ -240,4 +240,4 @@ def _percentiles(lengths: np.ndarray) -> str:
 
 
 USAGE = "%(prog)s --data FILE [--reward FUNCTION] [--model MODEL] [--SETTING VALUE ...]"
-main = Program(__doc__, lambda parser: None, check_data, usage=USAGE, without=("iterations",))
+main = Program(__doc__, lambda parser: None, check_data, usage=USAGE, without=())

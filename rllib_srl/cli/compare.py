@@ -104,7 +104,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def compare(arguments: argparse.Namespace) -> int:
-    sides = sides_of((arguments.a, arguments.b), given_settings(arguments), arguments.trust_checkpoint)
+    flags = given_settings(arguments, WITHOUT)
+    sides = sides_of((arguments.a, arguments.b), flags, arguments.trust_checkpoint)
     is_quiet = arguments.json == Path("-")
     with showing_progress(1, sys.stderr if is_quiet else None) as progress:
         (first, num_asked), (second, _) = (played_by(side, arguments.verbose, progress) for side in sides)

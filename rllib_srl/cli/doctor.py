@@ -63,4 +63,4 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 USAGE = "%(prog)s [--env ENV | --data FILE | --config YAML] [--model MODEL] [--gpus NxGIB] [--SETTING VALUE ...]"
-main = Program(__doc__, add_flags, run, usage=USAGE, without=("iterations",), verbose=LIBRARIES)
+main = Program(__doc__, add_flags, run, usage=USAGE, without=(), verbose=LIBRARIES)

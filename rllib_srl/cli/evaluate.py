@@ -41,15 +41,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
-    flags = given_settings(arguments)
+    flags = given_settings(arguments, WITHOUT)
     options = (arguments.trust_checkpoint, flags.get("seal_key_file"))
     checkpoint, settings = runs.source_of(arguments.what, *options, needs_settings=False)
     if checkpoint:
         verify_sealed(checkpoint)
     if not settings and "env" not in flags and "envs" not in flags:
         raise SettingsError(f"{arguments.what} has no {runs.SETTINGS_FILE}; expected its settings by --config")
-    values = {**settings, **flags} if checkpoint else {**flags, **settings}
-    figures = measured(values, checkpoint, arguments.verbose, arguments.json == Path("-"))
+    figures = measured({**settings, **flags}, checkpoint, arguments.verbose, arguments.json == Path("-"))
     title = f"{figures['what']} on {', '.join(figures['envs'])}"
     report(figures, [title, table(list(rows_of(figures)))], arguments.json)
     return 0

@@ -7,7 +7,9 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from rllib_srl.algorithm.config import SRLConfig
 from rllib_srl.algorithm.named import ALGORITHMS
+from rllib_srl.cli import compare, evaluate
 from rllib_srl.cli.shared.cluster import command
 from rllib_srl.cli.shared.runs import (
     RunError,
@@ -19,6 +21,7 @@ from rllib_srl.cli.shared.runs import (
     resume_or_restart,
     source_of,
 )
+from rllib_srl.cli.shared.settings import SettingsError
 from rllib_srl.cli.shared.training import _resume
 from rllib_srl.people.rating_store import RATINGS, RatingStore
 from rllib_srl.storage.checkpoints import CheckpointError, seal
@@ -173,6 +176,22 @@ def test_a_source_is_a_checkpoint_with_its_settings_or_a_model(run: Path, tmp_pa
     with pytest.raises(RunError, match="run has no settings.yaml; expected a run of srl train"):
         source_of(run)
     assert source_of(run, needs_settings=False) == (run / "checkpoint_000020", {})
+
+
+def test_a_file_of_settings_does_not_choose_what_is_evaluated(run: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    path, models = tmp_path / "run.yaml", []
+    path.write_text("model: owner/another\niterations: 9\nlr: 0.2\n")
+
+    def stop(config: SRLConfig) -> None:
+        models.append((config.model_config["model"], config.lr))
+        raise SettingsError("enough")
+
+    for program, what in ((evaluate, [run]), (compare, [run, "tiny"])):
+        monkeypatch.setattr(program, "check", stop)
+        assert program.main([*map(str, what), "--config", str(path)]) == 1
+        note = f"note: this command does not use these settings of {path}: model, iterations\n"
+        assert capsys.readouterr().err == f"{note}error: enough\n"
+    assert models == [("tiny", 0.2)] * 2  # the run's
 
 
 def test_a_run_that_fails_before_an_iteration_leaves_no_directory(run: Path, tmp_path: Path) -> None:

@@ -80,7 +80,9 @@ class Program:
 
 def add_settings(parser: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
     """Add `--config`, a flag for each setting and `--help-all`; a flag that is not given leaves no attribute."""
-    parser.add_argument("--config", metavar="YAML", type=Path, help="file with the settings below; flags override it")
+    text = "file with the settings below; flags override it"
+    text += ", and a note says which others in it are not used" if without else ""
+    parser.add_argument("--config", metavar="YAML", type=Path, help=text)
     text = "show all settings and exit"
     parser.add_argument("--help-all", action=HelpAll, nargs=0, default=argparse.SUPPRESS, help=text)
     used_most = parser.add_argument_group("settings used most (--help-all shows all)")

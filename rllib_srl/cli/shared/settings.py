@@ -15,7 +15,9 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+import textwrap
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -106,10 +108,17 @@ def run_settings(values: Mapping[str, Any]) -> RunSettings:
     return RunSettings(**{name: values[name] for name in RUN.rows if name in values})
 
 
-def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings from flags and the file of `--config`, which flags override; SettingsError: all errors."""
+def given_settings(arguments: argparse.Namespace, without: Collection[str] = ()) -> dict[str, Any]:
+    """Return the settings from flags and the file of `--config`, which flags override; SettingsError: all errors.
+
+    Settings of the file that the command does `without` are left out, with a note: the file may be that of a run.
+    """
     path = getattr(arguments, "config", None)
     values = _content_of(path) if path else {}
+    if unused := [name for name in values if name in without]:
+        text = textwrap.shorten(", ".join(unused), 90)
+        print(f"note: this command does not use these settings of {path}: {text}", file=sys.stderr)
+        values = {name: value for name, value in values.items() if name not in unused}
     unknown = _unknown_names(values)
     known = flag_settings()
     read, wrong = _read({name: value for name, value in {**values, **_flags_given(arguments)}.items() if name in known})
