@@ -83,6 +83,7 @@ def test_a_stream_that_is_stopped_goes_on_and_counts_first_answers(
     (["--tasks", "compare"], "tasks: 1; expected at least 2"),
     (["--tasks", "compare", "nowhere.jsonl"], "nowhere.jsonl: there is no such file"),
     (["--tasks", "compare", "compare"], "2 tasks have the domains compare; expected one each"),
+    (["--config", "two.yaml"], "stream: fixed by the study; expected --tasks\n  seed: fixed by the study; expected"),
     (["--resume", "nowhere"], "nowhere/study.json does not exist; expected the results directory of a study"),
 ])  # fmt: skip
 def test_bad_input_is_one_message_before_anything_starts(tmp_path, monkeypatch, capsys, flags, message):
@@ -90,6 +91,8 @@ def test_bad_input_is_one_message_before_anything_starts(tmp_path, monkeypatch, 
         raise AssertionError("Ray was started")
 
     monkeypatch.setattr(tune, "start_ray", refuse)
+    monkeypatch.chdir(tmp_path)
+    Path("two.yaml").write_text("model: tiny\nstream: [{env: compare, iterations: 2}]\nseed: 1\n")
     where = [] if "--resume" in flags else ["--out", str(tmp_path / "out")]
     assert stream.main([*flags, *where]) == 1
     said = capsys.readouterr().err

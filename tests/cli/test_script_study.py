@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rllib_srl.cli import report
-from rllib_srl.cli.tuning import tune
+from rllib_srl.cli.tuning import stream, tune
 from rllib_srl.studies.records import Results, read_results
 from tests.cli.killing import killed_when
 
@@ -64,6 +64,17 @@ def test_a_short_study_is_killed_resumed_and_reported(ray_here, tmp_path, capsys
     assert report.main([str(directory)]) == 0
     page = (directory / "report.html").read_text(encoding="utf-8")
     assert "uniform replay" in page and "no replay" in page and "generated tokens" in page
+
+
+def test_what_a_study_fixes_is_refused_and_not_in_the_help(capsys):
+    for program, first in ((tune, ["replay"]), (stream, [])):
+        with pytest.raises(SystemExit):
+            program.main(["--help-all"])
+        shown = capsys.readouterr().out
+        assert not [name for name in tune.REFUSED if f"--{name} " in shown] and "--lr " in shown
+        assert program.main([*first, "--seed", "3", "--env", "compare"]) == 1
+        said = capsys.readouterr().err
+        assert "  env: fixed by the study" in said and "  seed: fixed by the study; expected --seeds\n" in said
 
 
 def test_studies_are_listed_with_their_questions(capsys):

@@ -51,6 +51,7 @@ class Program:
     _: KW_ONLY
     usage: str | None = None  # its flags in short; None: all of them
     without: Sequence[str] | None = None  # settings that it does not take; None: it takes none
+    refused: Sequence[str] = ()  # settings that it refuses by an error of its own, so its help does not name them
     verbose: str = ""  # libraries whose output `--verbose` shows; "": no such flag
     error: Callable[[argparse.Namespace], str] = lambda arguments: ""  # what is wrong with arguments together
 
@@ -61,7 +62,7 @@ class Program:
             parser.add_argument("--verbose", action="store_true", help=f"show the output of {self.verbose}")
         parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
         if self.without is not None:
-            add_settings(parser, self.without)
+            add_settings(parser, self.without, self.refused)
             parser.takes_settings = True
         return parser
 
@@ -78,7 +79,7 @@ class Program:
         return run_cleanly(lambda: self.run(arguments), arguments.debug)
 
 
-def add_settings(parser: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
+def add_settings(parser: argparse.ArgumentParser, without: Sequence[str] = (), hidden: Sequence[str] = ()) -> None:
     """Add `--config`, a flag for each setting and `--help-all`; a flag that is not given leaves no attribute."""
     text = "file with the settings below; flags override it"
     text += ", and a note says which others in it are not used" if without else ""
@@ -99,7 +100,9 @@ def add_settings(parser: argparse.ArgumentParser, without: Sequence[str] = ()) -
                 metavar="NAME=VALUE" if row.is_mapping else "VALUE",
                 help=f"{row.meaning}{default}".replace("%", "%%"),
             )
-            if name not in USED_MOST:
+            if name in hidden:
+                action.help = argparse.SUPPRESS
+            elif name not in USED_MOST:
                 action.all_help, action.help = action.help, argparse.SUPPRESS
 
 

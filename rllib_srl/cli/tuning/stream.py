@@ -10,7 +10,8 @@ A task is an environment or a file of questions (.jsonl, .json, .csv, .parquet).
 order, with and without memory, with the same seeds. Prompts are answered once before they are trained on: the share of
 right first answers is the online accuracy. Prints the measures of both with 95 % intervals and whether the memory is
 better; docs/continual.md defines them, `srl report DIR` writes the report. Settings with replay_ in front are those of
-the memory; others hold for both.
+the memory; others hold for both. Those of tasks, seeds and lengths (env, stream, data, seed, iterations, ...) are
+refused, in a file of --config, too.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ OF_MEMORY = "replay_"  # in front of settings that only the arm with memory gets
 STREAM = "cpu"  # without tasks
 BESIDE = ("resume", "verbose", "debug")  # flags allowed with --resume
 SEEDS = (1, 2)
-WITHOUT = (*tune.FIXED, "data", "reward")  # settings that the tasks replace
+# Flags in place of settings that a stream fixes.
+INSTEAD = {**dict.fromkeys(tune.OF_TASKS, "--tasks"), "seed": "--seeds", "iterations": "--tokens"}
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -70,6 +72,8 @@ def error_of(arguments: argparse.Namespace) -> str:
 def run(arguments: argparse.Namespace) -> int:
     """Run what is not finished of a stream and print the results; return 1 if a trial is not finished."""
     settings = {} if arguments.resume else given_settings(arguments)
+    if errors := tune.errors_of_fixed(settings, INSTEAD):
+        raise RunError("srl stream does not accept these settings:\n" + "\n".join(errors))
     max_failures = tune.max_failures_in(settings)
     if arguments.resume:
         study = read_study(directory := arguments.resume.absolute())
@@ -193,4 +197,6 @@ def study_of(
 
 USAGE = "%(prog)s [--tasks TASK ...] [--seeds N ...] [--tokens N] [--out DIR] [--short] [--SETTING VALUE ...]\n"
 USAGE += "       %(prog)s --resume DIR"
-main = Program(__doc__, add_flags, run, usage=USAGE, without=WITHOUT, verbose=tune.LIBRARIES, error=error_of)
+main = Program(
+    __doc__, add_flags, run, usage=USAGE, without=(), refused=tune.REFUSED, verbose=tune.LIBRARIES, error=error_of
+)

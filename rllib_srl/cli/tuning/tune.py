@@ -7,9 +7,9 @@
     srl tune replay --short                           two arms, two seeds, two short stages
     srl tune replay --model smollm2-135m --num_prompts_per_batch 8
 
-Flags change the study's settings for all trials. Results are under --storage, one directory per study, which is never
-overwritten; `srl report DIRECTORY` writes the report. To search for a good value of a setting, use Ray Tune:
-docs/examples/tune_search.py.
+Flags change the study's settings for all trials, but those of tasks, seeds and lengths, which the study fixes. Results
+are under --storage, one directory per study, which is never overwritten; `srl report DIRECTORY` writes the report. To
+search for a good value of a setting, use Ray Tune: docs/examples/tune_search.py.
 
 Finished trials are recorded in the study's directory (`rllib_srl.studies`), not in Tune's: a killed study is resumed
 from there, finished trials are not run again, and the others continue from their last checkpoint. `--arms` and
@@ -41,7 +41,9 @@ from rllib_srl.studies.records import STUDY_FILE, read_results, run_path, write_
 from rllib_srl.studies.report.study_page import summary_of
 from rllib_srl.studies.study import Primary, Study
 
-FIXED = ("env", "env_config", "envs", "mixture", "stream", "seed", "iterations", "evaluation_interval")
+OF_TASKS = ("env", "env_config", "envs", "mixture", "stream")
+FIXED = (*OF_TASKS, "seed", "iterations", "evaluation_interval")
+REFUSED = (*FIXED, "data", "reward")  # the last two stand for env and env_config
 SHORT = {"num_prompts_per_batch": 8, "group_size": 4, "evaluation_duration": 32, "checkpoint_every": 2}
 SHORT_STAGES, SHORT_SEEDS, SHORT_TOKENS = 2, 2, 800  # of a stage: an iteration must not be longer
 LIBRARIES = "Ray, Tune, vLLM and transformers"  # whose output --verbose shows
@@ -132,12 +134,10 @@ def planned(
 
 def with_settings(study: Study, settings: Mapping[str, Any]) -> Study:
     """Return a study whose arms all have the given settings; RunError: it fixes one, or its arms differ in it."""
-    errors = []
+    errors = errors_of_fixed(settings, {"seed": "--seeds"})
     for name in settings:
         arms = [arm.name for arm in study.arms if name in arm.settings]
-        if name in FIXED:
-            errors.append(f"  {name}: fixed by the study" + ("; expected --seeds" if name == "seed" else ""))
-        elif arms:
+        if arms and name not in FIXED:
             errors.append(f"  {name}: set by the arms ({', '.join(arms)}); expected other settings")
     if errors:
         raise RunError(f"study {study.name!r} does not accept these settings:\n" + "\n".join(errors))
@@ -145,6 +145,12 @@ def with_settings(study: Study, settings: Mapping[str, Any]) -> Study:
     if "model" in values and Path(values["model"]).is_dir():  # each trial runs in its own directory
         values["model"] = str(Path(values["model"]).absolute())
     return replace(study, settings={**study.settings, **values})
+
+
+def errors_of_fixed(settings: Iterable[str], instead: Mapping[str, str]) -> list[str]:
+    """Return an error for each setting that a study fixes, with the flag that is expected `instead`, if any."""
+    hints = {name: f"; expected {flag}" for name, flag in instead.items()}
+    return [f"  {name}: fixed by the study{hints.get(name, '')}" for name in settings if name in FIXED]
 
 
 def shortened(study: Study) -> Study:
@@ -252,4 +258,4 @@ def _unknown(what: str, asked: Iterable[Any], known: Sequence[Any]) -> list[str]
 
 
 USAGE = "%(prog)s [STUDY] [--storage DIR] [--resume] [--arms ARM ...] [--seeds N ...] [--short] [--SETTING VALUE ...]"
-main = Program(__doc__, add_flags, run, usage=USAGE, without=(), verbose=LIBRARIES)
+main = Program(__doc__, add_flags, run, usage=USAGE, without=(), refused=REFUSED, verbose=LIBRARIES)
