@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import errno
 import hashlib
 import hmac
 import socket
@@ -356,5 +357,5 @@ def listen(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except OSError as error:
-        reason = f"{host}:{port} cannot be used: {error.strerror or error}"
-        raise ValueError(f"{reason}; choose another --port (0 takes a free one) or another --host") from error
+        remedy = "--port (0 takes a free one)" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+        raise ValueError(f"{host}:{port} cannot be used: {error.strerror or error}; choose another {remedy}") from error

@@ -28,6 +28,7 @@ from typing import Any, ClassVar, NamedTuple
 from pydantic import HttpUrl, ValidationError
 
 from rllib_srl.cli.serving.job import FileError, JsonFile, ServedSettings
+from rllib_srl.people.served_store import FILE, ServedStore
 
 SETTINGS, TOKEN, LOCK, LOG = ServedSettings.name, "token", "lock", "engine.log"
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the loopback is reached without a proxy
@@ -60,16 +61,30 @@ class ServedDirectory:
         return self.path / "versions" / f"{number:04d}"
 
     def fix_settings(self, settings: ServedSettings) -> None:
-        """Write the settings that hold for all versions, or check that they are those of before."""
+        """Write the settings that hold for all versions, or check that they are those of before.
+
+        Before the first answer nothing holds yet: what a start that failed has written, its scheme too, is replaced.
+        """
         if not self.exists:
             if self.path.is_dir() and any(self.path.iterdir()):
                 raise DirectoryError(f"--out {self.path} is not empty; expected a new directory, or one of srl serve")
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             settings.write(self.path)
+        with self.locked():
+            if not self._has_answered():
+                for path in self.path.glob(f"{FILE}*"):
+                    path.unlink()
+                settings.write(self.path)
         for name, before in ServedSettings.read(self.path):
             if (value := getattr(settings, name)) != before:
                 where = f"as --out {self.path} has been served before"
                 raise DirectoryError(f"{name} = {value}; expected {before}, {where}")
+
+    def _has_answered(self) -> bool:
+        if not (self.path / FILE).exists():
+            return False
+        with ServedStore(self.path / FILE) as store:
+            return bool(store.search("", None, 1)[0] or store.versions())
 
     def token(self) -> str:
         """Return the token, made when it is first asked for."""
