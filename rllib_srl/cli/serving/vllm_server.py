@@ -35,6 +35,7 @@ import httpx
 
 from rllib_srl.cli.serving.job import ServedSettings
 from rllib_srl.cli.serving.version_files import Continuation, ServedContinuation
+from rllib_srl.cli.shared.stopping import ENDING
 from rllib_srl.envs.agents.web import Refusal
 from rllib_srl.envs.kept_process import start_kept
 
@@ -84,6 +85,7 @@ class VLLMServer:
     async def start(self) -> None:
         """Start the process and wait until it answers; ServerError: it ends, or takes longer than `START_TIMEOUT_S`."""
         self._home = Path(tempfile.mkdtemp(prefix="srl-serve-", dir="/tmp"))  # mode 0700; a socket's path must be short
+        ENDING.clean_up = self._remove_home
         socket, template = self._home / "engine.sock", self._home / "template.jinja"
         if not self._has_template:
             template.write_text(PLAIN_TEMPLATE, encoding="utf-8")
@@ -118,6 +120,10 @@ class VLLMServer:
             self._signal(signal.SIGKILL)  # also the processes of a server that has ended before them
             await asyncio.to_thread(self._process.wait)
             self._process = None
+        self._remove_home()
+        ENDING.clean_up = bool
+
+    def _remove_home(self) -> None:
         if self._home is not None:
             shutil.rmtree(self._home, ignore_errors=True)
             self._home = None

@@ -1,14 +1,17 @@
 """vLLM's own server: an adapter is loaded while it runs, and the canary tells it from the model."""
 
 import asyncio
+from pathlib import Path
 
 import httpx
 import pytest
 import torch
 
+from rllib_srl.cli.serving import vllm_server
 from rllib_srl.cli.serving.job import ServedSettings
 from rllib_srl.cli.serving.version_files import Continuation, check_served, write_adapter
 from rllib_srl.cli.serving.vllm_server import ANSWER_TIMEOUT_S, BASE, ServerError, VLLMServer
+from rllib_srl.cli.shared.stopping import ENDING
 from rllib_srl.engine.adapters import AdapterSpec, add_adapters
 from rllib_srl.engine.models import local_model
 from rllib_srl.engine.sync import WeightSyncError
@@ -57,6 +60,21 @@ def test_an_answer_that_comes_in_one_piece_may_take_as_long_as_any(tmp_path):
     server._client = httpx.AsyncClient(transport=httpx.MockTransport(engine), base_url="http://engine")
     asyncio.run(server.chat({}))
     assert limits == [ANSWER_TIMEOUT_S]
+
+
+def test_sigterm_while_it_starts_leaves_no_directory(tmp_path, monkeypatch):
+    server, homes = VLLMServer(SETTINGS, tmp_path / "engine.log", has_template=False), []
+
+    def ended(*_, **__):
+        homes.extend(Path("/tmp").glob(f"{server._home.name}/template.jinja"))
+        ENDING.clean_up()  # what SIGTERM does before it ends the process
+        raise InterruptedError
+
+    monkeypatch.setattr(vllm_server, "start_kept", ended)
+    with pytest.raises(InterruptedError):
+        asyncio.run(server.start())
+    assert len(homes) == 1 and not homes[0].parent.exists()
+    asyncio.run(server.stop())
 
 
 @pytest.mark.engine
