@@ -78,6 +78,8 @@ def learner_need(shape: ModelShape, config: Any) -> Need:
     num, learners = shape.num_parameters, max(1, config.num_learners)
     parts = learners if config.fsdp else 1
     trained = shape.adapter_parameters(config.lora_rank) if config.lora_rank else num
+    gradients = 4 * trained / parts * (2 if learners > 1 else 1)  # their sum over learners is a second copy
+    block = trained / shape.num_layers if config.lora_rank else shape.layer_parameters
     is_bf16 = config.compute_dtype != "float32"
     kept_layers = 1 if config.activation_checkpointing else shape.num_layers
     per_token = kept_layers * shape.layer_activation_bytes() * (1 if is_bf16 else 1.6)
@@ -94,7 +96,9 @@ def learner_need(shape: ModelShape, config: Any) -> Need:
     return Need(
         {
             "weights": 4 * (num + (trained if config.lora_rank else 0)) / parts,
-            "gradients": 4 * trained / parts * (2 if learners > 1 else 1),  # their sum over learners is a second copy
+            "gradients": gradients,
+            # `Conflict` has two copies of the last block, beside the gradient of a domain.
+            "held gradients": gradients + 8 * block / parts if config.replay_settings().retain else 0.0,
             "optimiser": OPTIMIZER_BYTES[config.optimizer_name] * trained / parts,
             "bf16 copies": copies,
             "gathered layers": 2 * width * largest if config.fsdp else 0.0,

@@ -58,12 +58,12 @@ def aside(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
 
 @contextmanager
 def apart(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
-    """Accumulate gradients from zero inside the context, and add the earlier ones at its end."""
+    """Accumulate gradients from zero inside the context, and add the earlier ones at its end, in place."""
     before = _taken(parameters)
     yield
     for parameter, gradient in before.items():
         if gradient is not None:
-            parameter.grad = gradient if parameter.grad is None else gradient + parameter.grad
+            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
 
 def _taken(parameters: Iterable[torch.nn.Parameter]) -> dict[torch.nn.Parameter, torch.Tensor | None]:

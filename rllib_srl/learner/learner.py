@@ -252,6 +252,7 @@ class GRPOTorchLearner(TorchLearner):
                 self._held_norm = float(self._norm(held))
                 if self.retention.compared():
                     self.conflict.note(held)
+                del held  # their sum over learners is a copy, which the played passes need not keep
         self._run(self._micro_batches[False], sums)
         return sums
 

@@ -149,7 +149,10 @@ class Conflict:
 
     def note(self, held: Sequence[torch.Tensor]) -> None:
         """Copy the gradient of all held answers, summed over learners."""
-        self._held = [held[i].clone() for i in self._at]
+        self._held = [gradient.clone() for gradient in self._of_block(held)]
+
+    def _of_block(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [gradients[i] for i in self._at]
 
     def cosines(
         self, gradients: Sequence[torch.Tensor], domains: Collection[str], backward: Callable[[str], None]
@@ -161,13 +164,12 @@ class Conflict:
             domains: of held answers, equal on all learners.
             backward: adds the gradient of a domain's held answers to the parameters.
         """
-        others = [gradients[i] - held for i, held in zip(self._at, self._held, strict=True)]
+        others = [gradient - held for gradient, held in zip(self._of_block(gradients), self._held, strict=True)]
         by_domain = {}
         for domain in domains:
             with aside(self._parameters):
                 backward(domain)
-                gradients_of_it = self._summed()
-                by_domain[domain] = cosine([gradients_of_it[i] for i in self._at], others)
+                by_domain[domain] = cosine(self._of_block(self._summed()), others)
         of_all, self._held = cosine(self._held, others), []
         return Cosines(of_all, {domain: value for domain, value in by_domain.items() if not math.isnan(value)})
 

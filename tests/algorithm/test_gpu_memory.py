@@ -96,6 +96,14 @@ def test_parts_of_a_learner_by_hand():
     lora = learner_need(shape, flat(lora_rank=16)).parts
     assert (lora["gradients"], lora["optimiser"]) == tuple(n * shape.adapter_parameters(16) for n in (4, 8))
     assert learner_need(shape, flat(optimizer_name="sgd")).parts["optimiser"] == 0
+    for settings, trained, block in [  # the gradient of held answers, and two copies of that of the last block
+        ({}, 4 * num, 4 * shape.layer_parameters),
+        ({"fsdp": True, "num_learners": 8}, num, shape.layer_parameters / 2),
+        ({"lora_rank": 16}, *(4 * shape.adapter_parameters(16) / n for n in (1, 32))),
+    ]:
+        need = learner_need(shape, flat(replay_retain=1.0, replay_reuse_fraction=0.25, **settings)).parts
+        assert need["held gradients"] == trained + 2 * block
+    assert full["held gradients"] == 0
     half = 4 * num - 2 * 32 * shape.layer_parameters  # layers in bfloat16, the rest in fp32
     for settings, size in [
         ({}, 0),

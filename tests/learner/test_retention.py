@@ -1,5 +1,6 @@
 """Retention in the learner: the gradient by value, any split, and how gradients are compared."""
 
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -158,6 +159,33 @@ def test_a_second_epoch_holds_them_again_and_reports_the_first(run):
     gradient, _, reports = run(GROUPS, ADVANTAGES, held, compared=("a", "b"), **twice)
     assert relative_gap(gradient, one) < 1e-5  # of the last epoch; the rate is 0
     assert_same_sums(reports, report)
+
+
+def test_a_pass_has_no_gradient_beside_it_that_is_not_read_again(random_llama_dir, ray_here):
+    """Gradients alive before the played passes but the parameters' own, and before those of each domain compared."""
+    group = learner_group(config_of(random_llama_dir))
+    learner, seen, alive = group._learner, [], []
+    summed, run_passes, backward_of = learner._summed_gradients, learner._run, learner.retention.backward_of
+
+    def noted():
+        gradients = summed()
+        seen.extend(map(weakref.ref, gradients))
+        return gradients
+
+    def counted(call):
+        def count(*arguments):
+            own = {id(parameter.grad) for parameter in learner._params.values()}
+            alive.append(len({id(one()) for one in seen if one() is not None} - own) / len(learner._params))
+            return call(*arguments)
+
+        return count
+
+    learner._summed_gradients = learner.conflict._summed = noted
+    learner._run, learner.retention.backward_of = counted(run_passes), counted(backward_of)
+    reused = replace(GROUPS[0], origin="reuse")
+    _, stats, _ = update(group, [reused, *GROUPS[1:]], ADVANTAGES, held_answers(), compared=("a", "b"))
+    assert stats["reuse/num_episodes"] == 3 and stats["retention/gradient_share"] > 0
+    assert alive == [0, 0, 1, 1]  # reused, played; the update's own gradient beside that of each domain
 
 
 def test_a_gradient_of_zero_has_no_direction(run):
