@@ -17,6 +17,7 @@ if __name__ == "__main__":
     sys.path[0] = str(ROOT)  # not scripts/, whose files would hide packages of the same names
 
 from rllib_srl.algorithm.named import ALGORITHMS, MEMORIES, SOURCES  # noqa: E402
+from rllib_srl.algorithm.settings import SETTINGS  # noqa: E402
 from rllib_srl.cli.shared.settings import ALL_PARTS, RUN, shown  # noqa: E402
 from rllib_srl.common.setting_model import Setting, Settings  # noqa: E402
 from rllib_srl.replay.settings import rules  # noqa: E402
@@ -52,8 +53,10 @@ Rules of the memory have their own parameters, which stand in the setting with `
 NAMES = """
 ## Named algorithms and memories
 
-`.training("dapo")` or `--algorithm dapo` sets these, `.replay("srl")` or `--replay srl` those of a memory. A setting
-that you give beside the name wins.
+`.training("dapo")` or `--algorithm dapo` sets these, `.replay("srl")` or `--replay srl` those of a memory, which
+replaces that of the algorithm. A setting that you give beside the name wins, and a later name replaces an earlier one.
+Of a memory's shares, retention, capacity, spacing, selection and diversity, those that are not listed get their
+defaults.
 
 | name | sets | source |
 |---|---|---|
@@ -85,8 +88,9 @@ def _parameters(name: str) -> Iterator[str]:
 
 
 def _named(name: str, values: Mapping[str, Any], source: str) -> str:
-    listed = ", ".join(f"`{setting}: {shown(value)}`" for setting, value in values.items())
-    return f"| `{name}` | {listed} | {source} |\n"
+    changed = {setting: value for setting, value in values.items() if value != SETTINGS[setting].default}
+    listed = ", ".join(f"`{setting}: {shown(value)}`" for setting, value in changed.items())
+    return f"| `{name}` | {listed or 'the defaults'} | {source} |\n"
 
 
 def _default(row: Setting) -> str:

@@ -28,7 +28,7 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 from rllib_srl.algorithm.checks import early_errors
 from rllib_srl.algorithm.gpu_memory import fit_awake
 from rllib_srl.algorithm.model_shape import ModelShape
-from rllib_srl.algorithm.named import settings_of_name, without_names
+from rllib_srl.algorithm.named import NAMED, TABLES, named_settings
 from rllib_srl.algorithm.own_data import agent_settings, data_settings, reward_settings
 from rllib_srl.algorithm.resources import (
     PlacementError,
@@ -91,7 +91,9 @@ class SRLConfig(AlgorithmConfig):
         super().__init__(algo_class=algo_class or SRL)
         for name, row in SETTINGS.items():
             if name not in NO_ATTRIBUTES:
-                setattr(self, name, copy(row.initial))
+                super().__setattr__(name, copy(row.initial))
+        self._names: dict[str, str] = {}  # of algorithm and memory, by kind
+        self._given: list[str] = []  # settings that the user has set, of those that names set
         self._model_config = {"model": SETTINGS["model"].default}
         self.env_runner_cls = LLMEnvRunner
         self.gamma = 1.0  # rewards of an episode are summed, never discounted
@@ -235,7 +237,9 @@ class SRLConfig(AlgorithmConfig):
 
     def update_from_dict(self, config_dict: dict[str, Any]) -> SRLConfig:
         """Set settings by name; "algorithm", "replay", "model" and callbacks are names as in their methods."""
-        values = without_names(dict(config_dict))  # RLlib also passes configs, whose "model" is a dictionary
+        values = dict(config_dict)  # RLlib also passes configs, whose "model" is a dictionary
+        for kind in TABLES:
+            self._assign_named(kind, values.pop(kind, None))
         if "model" in values and not isinstance(values["model"], Mapping):
             self.rl_module(model_config={"model": values.pop("model")})
         for name in values.keys() & {"callbacks", "callbacks_class"}:
@@ -244,9 +248,13 @@ class SRLConfig(AlgorithmConfig):
         return config
 
     def _assign_named(self, kind: str, name: str | None) -> None:
-        for setting, value in (settings_of_name(kind, name) if name is not None else {}).items():
-            if getattr(self, setting) == SETTINGS[setting].initial:
-                setattr(self, setting, copy(value))
+        """Take a named algorithm or memory, in place of an earlier one of its kind."""
+        if name is not None:
+            names = {**self._names, kind: name}
+            values = named_settings(names)
+            for setting in NAMED.difference(self._given):
+                super().__setattr__(setting, copy(values.get(setting, SETTINGS[setting].initial)))
+            self._names = names
 
     def _assign(self, values: Mapping[str, Any]) -> SRLConfig:
         for name, value in values.items():
@@ -255,8 +263,10 @@ class SRLConfig(AlgorithmConfig):
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set a setting; the files that it names get absolute paths."""
+        """Set a setting, which a named algorithm or memory then leaves; the files that it names get absolute paths."""
         super().__setattr__(name, with_whole_paths({name: value})[name] if name in _NAME_FILES else value)
+        if name in NAMED:
+            self._given = sorted({*self._given, name})
 
     # --- checks -------------------------------------------------------------------------------
 

@@ -3,8 +3,9 @@
     SRLConfig().training("dapo")          srl train --algorithm dapo          {"algorithm": "dapo"} under Tune
     SRLConfig().replay("srl")             srl train --replay srl              {"replay": "srl"}
 
-The user's settings take precedence. docs/settings.md lists what each name sets, docs/losses.md what differs from the
-papers. None of them loads a reference model for a KL term; set `kl_coeff` for one.
+The user's settings take precedence, and a later name replaces an earlier one. docs/settings.md lists what each name
+sets, docs/losses.md what differs from the papers. None of them loads a reference model for a KL term; set `kl_coeff`
+for one.
 """
 
 from __future__ import annotations
@@ -13,18 +14,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from rllib_srl.common.foreign_names import nearest
+from rllib_srl.replay.settings import ReplaySettings
+
+_OF_MEMORY = ("revisit_fraction", "reuse_fraction", "retain", "capacity", "spacing", "selection", "diversity_coeff")
+
+
+def _memory(**changes: Any) -> dict[str, Any]:
+    """Return all settings that the name of a memory sets: the defaults, some of them changed."""
+    values = {name: ReplaySettings.model_fields[name].default for name in _OF_MEMORY} | changes
+    return {f"{ReplaySettings.prefix}{name}": value for name, value in values.items()}
+
 
 MEMORIES: dict[str, dict[str, Any]] = {
-    "none": {"replay_revisit_fraction": 0.0, "replay_reuse_fraction": 0.0, "replay_capacity": 0},
-    "uniform": {"replay_revisit_fraction": 0.25, "replay_selection": "uniform"},
-    "balanced": {"replay_revisit_fraction": 0.25, "replay_selection": "balanced"},
-    "srl": {
-        "replay_revisit_fraction": 0.25,
-        "replay_spacing": "fsrs",
-        "replay_selection": "srl",
-        "replay_diversity_coeff": 0.5,
-        "replay_retain": 1.0,
-    },
+    "none": _memory(revisit_fraction=0.0, capacity=0),
+    "uniform": _memory(),
+    "balanced": _memory(selection="balanced"),
+    "srl": _memory(spacing="fsrs", selection="srl", diversity_coeff=0.5, retain=1.0),
 }
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "grpo": {"loss": "grpo", **MEMORIES["none"]},
@@ -45,7 +50,8 @@ SOURCES = {
     "spo": "Xu and Ding 2025, arXiv 2509.13232",
     "srl": "this project: revisits by spaced repetition and diversity, and retention",
 }
-TABLES = {"algorithm": ALGORITHMS, "replay": MEMORIES}
+TABLES = {"algorithm": ALGORITHMS, "replay": MEMORIES}  # a memory replaces that of the algorithm
+NAMED = frozenset(setting for table in TABLES.values() for values in table.values() for setting in values)
 
 
 def settings_of_name(kind: str, name: Any) -> Mapping[str, Any]:
@@ -62,15 +68,23 @@ def settings_of_name(kind: str, name: Any) -> Mapping[str, Any]:
     return table[name]
 
 
+def named_settings(names: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a named algorithm and memory stand for together; `names` has them by kind, None: none.
+
+    Raises:
+        ValueError: a name is unknown.
+    """
+    named: dict[str, Any] = {}
+    for kind in TABLES:
+        if names.get(kind) is not None:
+            named |= settings_of_name(kind, names[kind])
+    return named
+
+
 def without_names(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings with "algorithm" and "replay" replaced by what they stand for; other values take precedence.
 
     Raises:
         ValueError: a name is unknown.
     """
-    settings = dict(values.items())  # a config, as RLlib passes one, also has methods of these names
-    named: dict[str, Any] = {}
-    for kind in TABLES:
-        if settings.get(kind) is not None:
-            named |= settings_of_name(kind, settings[kind])
-    return named | {name: value for name, value in settings.items() if name not in TABLES}
+    return named_settings(values) | {name: value for name, value in values.items() if name not in TABLES}

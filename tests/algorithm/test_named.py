@@ -55,6 +55,29 @@ def test_an_explicit_setting_wins_whatever_the_order():
         assert (made.group_size, made.num_prompts_per_batch) == (2, 128)
     made = config().replay("srl", revisit_fraction=0.5)
     assert (made.replay_revisit_fraction, made.replay_spacing) == (0.5, "fsrs")
+    made = config().replay("srl", capacity=65_536, retain=1.0).training("dapo").replay("none")  # values that others set
+    assert (made.replay_capacity, made.replay_retain, made.replay_spacing) == (65_536, 1.0, "none")
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_memory_replaces_that_of_the_algorithm_and_a_later_name_an_earlier_one(algorithm, memory):
+    names = {"algorithm": algorithm, "replay": memory}
+    made = config().training(algorithm).replay(memory)
+    same = [
+        config().replay(memory).training(algorithm),
+        config().training("srl").replay("srl").training("spo").training(algorithm).replay("none").replay(memory),
+        config().update_from_dict(names),
+        config().update_from_dict({"replay": memory}).training(algorithm),
+        build_config({"env": "compare", "model": "tiny", **names}),
+    ]
+    assert all(values_of(one) == values_of(made) for one in same)
+    loss = {"grpo": "grpo", "dapo": "dapo"}.get(algorithm)
+    retain, capacity, share = {"none": (0.0, 0, 0.0), "srl": (1.0, 65_536, 0.25)}.get(memory, (0.0, 65_536, 0.25))
+    found = (made.loss, made.replay_retain, made.replay_capacity, made.replay_revisit_fraction)
+    assert found == (loss, retain, capacity, share)
+    needs = "advantage = 'posterior' with replay_capacity = 0; expected a memory, which keeps the history"
+    assert config_errors(made) == ([needs] if names == {"algorithm": "spo", "replay": "none"} else [])
 
 
 def test_an_unknown_name_is_one_line():
