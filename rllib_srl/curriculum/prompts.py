@@ -330,7 +330,7 @@ class PromptSource:
         """Restore a state of `get_state`.
 
         Raises:
-            ValueError: the state has other environments.
+            ValueError: the state has other environments, or has drawn more prompts of one than there are.
         """
         self.check_envs(state["drawn"])
         self._seed = state["seed"]
@@ -340,12 +340,14 @@ class PromptSource:
         self._domains = {env_id: dict.fromkeys(domains) for env_id, domains in state["domains"].items()}
         self._carry = dict(state["carry"])
         self._epoch = tuple(state["epoch"])
-        for env_id in self._ids:
+        if self._epochs is not None and self._epoch[1] >= len(self._epochs):
+            raise _too_few(self._ids, len(self._epochs), self._epoch[1])
+        for env_id, drawn in state["drawn"].items():
             self._passes[env_id] = state["passes"][env_id]
             self._open(env_id)
-            for _ in range(state["drawn"][env_id]):
-                next(self._streams[env_id])
-            self._drawn[env_id] = state["drawn"][env_id]
+            if (num := sum(1 for _ in islice(self._streams[env_id], drawn))) < drawn:
+                raise _too_few([env_id], num, drawn)
+            self._drawn[env_id] = drawn
 
     def _start(self) -> None:
         self._generator = np.random.default_rng(np.random.SeedSequence([self._seed, 1]))
@@ -440,6 +442,14 @@ def prompts_of(env: Environment, split: str, seed: int) -> Iterator[str]:
     generator = random.Random(f"{split}:{seed}")
     while True:
         yield f"{SEED_PREFIX}{2 * generator.getrandbits(30) + SPLITS.index(split)}"
+
+
+def _too_few(env_ids: list[str], num: int, drawn: int) -> ValueError:
+    have = f"environment {env_ids[0]!r} has" if len(env_ids) == 1 else f"environments {env_ids} together have"
+    return ValueError(
+        f"{have} {num} training prompts, but the checkpoint has drawn {drawn} of a longer list; expected the data with "
+        "which the run began, or a new run"
+    )
 
 
 def named_domain(env_id: str) -> str:

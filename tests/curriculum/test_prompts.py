@@ -97,3 +97,13 @@ def test_a_state_goes_on_exactly_in_any_source(given, num_before):
     assert source(7, **given).draw(25) == want or num_before
     with pytest.raises(ValueError, match=r"environments are \['even', .*\]; expected \['odd'\]"):
         source(mixture={"odd": 1}).set_state(state)
+
+
+@pytest.mark.parametrize(("order", "num_drawn", "num_left"), [
+    ("mixture", 5, 3), ("mixture", 5, 4), ("epochs", 5, 3), ("epochs", 5, 5)])  # fmt: skip
+def test_a_state_of_more_prompts_than_there_are_now_is_refused(order, num_drawn, num_left):
+    one = source(even={"num_prompts": 6}, order=order)
+    one.draw(num_drawn)
+    fewer = source(even={"num_prompts": num_left}, order=order)
+    with pytest.raises(ValueError, match=rf"environment 'even' has {num_left} training prompts.* drawn {num_drawn} of"):
+        fewer.set_state(one.get_state())
