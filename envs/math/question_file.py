@@ -37,8 +37,6 @@ Without `heldout_path` a fixed share of the questions is held out. A question in
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -65,7 +63,8 @@ from rllib_srl.envs.math.question_rows import (
     Problem,
     problem_of,
 )
-from rllib_srl.envs.question import Listed, Question, QuestionEnv, QuestionSettings
+from rllib_srl.envs.math.row_prompts import RowPrompts, add_problem, id_of
+from rllib_srl.envs.question import Question, QuestionEnv, QuestionSettings
 from rllib_srl.envs.rewards.scoring import Rewards
 from rllib_srl.envs.rewards.settings import ON_ERROR, read_rewards
 from rllib_srl.envs.settings import OneOf, Within
@@ -89,7 +88,6 @@ _ASKS = {
 }
 _MAX_FAULTS_SHOWN = 20
 _PLACE = re.compile(r"row \d+( of [^,]+)?")
-CONTRADICTION = "differs from that of an earlier row with the same question"
 _MAX_ANSWER_CHARS = 1_000_000  # a longer answer earns 0 without a call of a reward function
 
 _OF_REWARD = ("reward_timeout_s", "reward_retries", "reward_concurrency", "on_reward_error", "pass_reward")
@@ -151,10 +149,10 @@ class QuestionFileSettings(QuestionSettings):
         ]
 
 
-class QuestionFile(Listed, QuestionEnv):
+class QuestionFile(RowPrompts, QuestionEnv):
     """Questions with a mathematical answer, read from a file.
 
-    Invariant: a prompt id is a hash of the question's text, so it names the same question in every file.
+    Invariant: prompt ids are those of `id_of`.
     """
 
     settings_class = QuestionFileSettings
@@ -189,7 +187,7 @@ class QuestionFile(Listed, QuestionEnv):
             self._rewards = Rewards.load(settings.reward, *limits, on_error=settings.on_reward_error)
         self._problems = self._read(settings.path)
         self._heldout = self._read(settings.heldout_path) if settings.heldout_path else {}
-        self._heldout_questions = {_id(problem.question) for problem in self._heldout.values()}
+        self._heldout_questions = {id_of(problem.question) for problem in self._heldout.values()}
         self._problems |= self._heldout
         self._ids = list(self._problems)
         self._parts: dict[str, Any] = {}
@@ -234,13 +232,8 @@ class QuestionFile(Listed, QuestionEnv):
             return split
         return "heldout" if self._is_heldout(prompt_id) else "train"
 
-    def data_question(self, prompt_id: str) -> tuple[str, str]:
-        """Return the question of a row and its answer."""
-        problem = self._problem(prompt_id)
-        return problem.question, problem.answer
-
     def _is_heldout(self, prompt_id: str) -> bool:
-        return prompt_id in self._heldout or _id(self._problem(prompt_id).question) in self._heldout_questions
+        return prompt_id in self._heldout or id_of(self._problem(prompt_id).question) in self._heldout_questions
 
     def _draw_shots(self) -> list[Question]:
         shots = super()._draw_shots()
@@ -249,18 +242,12 @@ class QuestionFile(Listed, QuestionEnv):
         return shots
 
     @property
-    def system_prompt(self) -> str:
-        """Return the system prompt of the row that is asked, else that of the settings."""
-        asked = self._problems.get(self._asked_id) if self._question else None
-        return asked.system if asked and asked.system else self.settings.system_prompt
-
-    @property
     def opening_messages(self) -> list[dict[str, str]]:
         """Return the prompt of the row that is asked as a conversation, if it has history; else [].
 
         Instruction and shots stand in front of the first message of the user; a template is that of the last.
         """
-        asked = self._problems.get(self._asked_id) if self._question else None
+        asked = self._asked
         if asked is None or not asked.has_history:
             return []
         said = [dict(message) for message in asked.messages if message["role"] != "system"]
@@ -378,11 +365,6 @@ class QuestionFile(Listed, QuestionEnv):
         self._turn = None
         return observation, reward, terminated, truncated, {**info, **self._parts}
 
-    def _problem(self, prompt_id: str) -> Problem:
-        if prompt_id not in self._problems:
-            raise ValueError(f"prompt_id = {prompt_id!r}; expected one of the {len(self._ids)} of this file")
-        return self._problems[prompt_id]
-
     def _kind(self, problem: Problem) -> str:
         return "choice" if problem.is_choice else self.settings.kind
 
@@ -453,23 +435,14 @@ def _problems_in(
     has_reward: bool = False,
     is_skipping: bool = False,
 ) -> _Read:
-    """Read data files once for all environments of a runner; time and size are cache keys that detect changes.
-
-    With a reward function, two rows that ask the same and differ otherwise are two prompts: it may grade them
-    differently.
-    """
+    """Read data files once for all environments of a runner; time and size are cache keys that detect changes."""
     problems: dict[str, Problem] = {}
     errors, notes, num_repeated, names = [], [], 0, set()
     for place, row in _placed([file for file, _, _ in files]):
         names |= {str(name).strip() for name in row} if isinstance(row, Mapping) else set()
         try:
             problem = problem_of(row, question_field, answer_field, others, has_reward)
-            first = problems.setdefault(_id(problem.question), problem)
-            if first.row != problem.row:
-                first = problems.setdefault(_id(problem.question, problem.row), problem)
-            elif first.answer != problem.answer:
-                raise RowError("answer", CONTRADICTION)
-            num_repeated += first is not problem
+            num_repeated += not add_problem(problems, problem)
             notes += [f"{place} {note}" for note in problem.notes]
         except RowError as error:
             errors.append(f"{place}, {error}")
@@ -497,11 +470,6 @@ def _wrong(problem: Problem) -> str:
     if not numbers:
         return "unknown"
     return str(numbers[0] + 1)
-
-
-def _id(question: str, row: Mapping[str, Any] | None = None) -> str:
-    text = " ".join(question.split()) + (json.dumps(row, sort_keys=True, default=str) if row else "")
-    return hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=12).hexdigest()
 
 
 def _grouped(errors: Sequence[str]) -> str:

@@ -15,7 +15,6 @@ Schemas come from signatures and docstrings (envs/tools/tool.py), calls, timeout
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -25,7 +24,8 @@ from rllib_srl.envs.math.data_files import RowError, rows_of
 from rllib_srl.envs.math.final_answers import graded
 from rllib_srl.envs.math.grading import DEADLINE_S
 from rllib_srl.envs.math.question_rows import Problem, problem_of
-from rllib_srl.envs.question import Listed, Question
+from rllib_srl.envs.math.row_prompts import RowPrompts, add_problem
+from rllib_srl.envs.question import Question
 from rllib_srl.envs.rewards.scoring import Rewards
 from rllib_srl.envs.tools.calls import ToolCall
 from rllib_srl.envs.tools.mcp_server import McpSettings, McpTools
@@ -37,11 +37,11 @@ REWARD_TIMEOUT_S = 8.0
 ToolFunction = Callable[..., Any]
 
 
-class ToolEnvironment(Listed, ToolQuestionEnv):
+class ToolEnvironment(RowPrompts, ToolQuestionEnv):
     """Questions with tools that are plain functions.
 
-    A subclass may override `tools`, `gold_calls` and `grade`; all other parts are settings. Invariant: a prompt id is a
-    hash of the question's text; equal arguments make equal environments.
+    A subclass may override `tools`, `gold_calls` and `grade`; all other parts are settings. Invariant: prompt ids
+    are those of `id_of` (envs/math/row_prompts.py); equal arguments make equal environments.
     """
 
     settings: ToolSettings
@@ -104,11 +104,6 @@ class ToolEnvironment(Listed, ToolQuestionEnv):
         problem = self._problem(prompt_id)
         return Question(problem.question, problem.answer, wrong="unknown", canonical=problem.question)
 
-    def data_question(self, prompt_id: str) -> tuple[str, str]:
-        """Return the question of a row and its answer."""
-        problem = self._problem(prompt_id)
-        return problem.question, problem.answer
-
     def grade(self, prompt_id: str, answer: str) -> float | None:
         """Return the grade of an answer in [0, 1], None if it cannot be read.
 
@@ -124,11 +119,6 @@ class ToolEnvironment(Listed, ToolQuestionEnv):
     def _graded(self, action: str, answer: str) -> Reply:
         observation, reward, terminated, truncated, info = super()._graded(action, answer)
         return observation, reward, terminated, truncated, {**info, "num_calls": self._num_calls}
-
-    def _problem(self, prompt_id: str) -> Problem:
-        if prompt_id not in self._problems:
-            raise ValueError(f"prompt_id = {prompt_id!r}; expected one of the {len(self._ids)} of this environment")
-        return self._problems[prompt_id]
 
 
 class Mcp(ToolEnvironment):
@@ -154,10 +144,7 @@ def _problems_of(questions: str | Path | Sequence[Mapping[str, Any]], has_reward
     errors = []
     for number, row in rows:
         try:
-            problem = problem_of(row, has_reward=has_reward)
-            prompt_id = hashlib.blake2b(" ".join(problem.question.split()).encode(), digest_size=12).hexdigest()
-            if problems.setdefault(prompt_id, problem) != problem:
-                raise RowError("answer", "differs from that of an earlier row with the same question")
+            add_problem(problems, problem_of(row, has_reward=has_reward))
         except RowError as error:
             errors.append(f"row {number}, {error}")
     if errors or not problems:

@@ -33,7 +33,8 @@ from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model
 from rllib_srl.envs.math.answer_text import plain
 from rllib_srl.envs.math.classes import class_of
-from rllib_srl.envs.math.question_file import CONTRADICTION, QuestionFile
+from rllib_srl.envs.math.question_file import QuestionFile
+from rllib_srl.envs.math.row_prompts import CONTRADICTION
 from rllib_srl.rollout.replies import reset
 from rllib_srl.rollout.transcript import make_transcript
 from rllib_srl.types import Prompt

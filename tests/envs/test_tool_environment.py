@@ -61,6 +61,23 @@ def test_a_function_may_reward_the_answer() -> None:
         env.step("Answer: whatever\n")
 
 
+def test_rows_that_ask_the_same_and_differ_are_prompts_of_one_split_each_with_its_system_message() -> None:
+    def within(prompt: str, answer: str, row: dict) -> float:
+        return float(int(answer) <= row["limit"])
+
+    asks = {"role": "user", "content": "How many?"}
+    rows = [{"messages": [{"role": "system", "content": f"At most {n}."}, asks], "limit": n} for n in (5, 10, 20, 5)]
+    env = ToolEnvironment([add], [*rows, {"question": "3?"}], reward=within, system_prompt="Be short.")
+    assert env.num_questions == 4 and len({env.split_of(each) for each in env._ids[:3]}) == 1
+    seen = []
+    for prompt_id in env._ids[:3]:
+        env.reset(options={"prompt_id": prompt_id})
+        seen.append((env.system_prompt, env.step("Answer: 10\n")[1]))
+    assert seen == [("At most 5.", 0.0), ("At most 10.", 1.0), ("At most 20.", 1.0)]
+    asked(env, "3?")
+    assert env.system_prompt == "Be short."
+
+
 def test_an_import_path_of_a_function_is_an_environment() -> None:
     env = resolve("tests.envs.test_tool_environment:make")({"max_calls": 3})
     assert (env.settings.max_calls, env.num_questions) == (3, 64)
@@ -73,6 +90,7 @@ def test_an_import_path_of_a_function_is_an_environment() -> None:
     ({"tools": []}, "tools = []; expected at least one function"),
     ({"questions": []}, "questions: expected at least one row"),
     ({"questions": [{"question": "2?"}]}, "questions: row 1, field 'answer' is missing"),
+    ({"questions": [*ROWS[:2], {**ROWS[0], "answer": "5"}]}, "row 3, field 'answer' differs from that of an earlier"),
 ])  # fmt: skip
 def test_what_cannot_be_used_is_named(given: dict, error: str) -> None:
     with pytest.raises(ValueError) as caught:
