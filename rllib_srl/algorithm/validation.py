@@ -258,11 +258,13 @@ def _stream(config: Any) -> Iterator[str]:
 
 def _replay(config: Any) -> Iterator[Clash]:
     settings = config.replay_settings()
-    reads_deviation = settings.selection == "per" and settings.selection_config.get("by") in (None, "abs_advantage")
     is_alone = config.group_size == 1 and not any(is_wrong for is_wrong, *_ in _group_size(config))
     uniform = "'uniform', or by = 'reward': one reward does not vary, so that all draws would be uniform"
-    is_even = settings.is_on and reads_deviation and is_alone and config.may_draw("revisit")
-    yield is_even, "replay_selection group_size", uniform
+    for kind, name in (("revisit", "selection"), ("reuse", "reuse_selection")):
+        by = getattr(settings, f"{name}_config").get("by")
+        reads_deviation = getattr(settings, name) == "per" and by in (None, "abs_advantage")
+        is_even = settings.is_on and reads_deviation and is_alone and config.may_draw(kind)
+        yield is_even, f"replay_{name} group_size", uniform
 
 
 def _regularisers(config: Any) -> Iterator[str]:

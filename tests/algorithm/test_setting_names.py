@@ -89,6 +89,10 @@ def test_rules_of_groups_are_refused_with_groups_of_one():
     config.replay(selection="per", selection_config={"alpha": 1.0})
     (line,) = config_errors(config)
     assert line.startswith("replay_selection = 'per' with group_size = 1; expected ")
+    config.replay(selection="uniform", selection_config={}, reuse_fraction=0.25, reuse_selection="per")
+    (line,) = config_errors(config)
+    assert line.startswith("replay_reuse_selection = 'per' with group_size = 1; expected ")
+    assert config_errors(config.replay(reuse_selection_config={"by": "reward"})) == []
     assert config_errors(config.training(group_size=2)) == []
 
 
