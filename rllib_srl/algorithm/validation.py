@@ -41,6 +41,7 @@ USED = frozenset(
     """.split()  # noqa: SIM905
 )
 NO_REUSE = "has no effect with replay_reuse_fraction = 0: nothing is trained on again"
+NO_REVISIT = "has no effect with replay_revisit_fraction = 0: no prompt is drawn again"
 
 
 def config_errors(config: Any) -> list[str]:
@@ -59,29 +60,34 @@ def config_errors(config: Any) -> list[str]:
 
 
 def warnings_of(config: Any) -> list[str]:
-    """Return a line for each setting of the memory that has little or no effect; the settings are valid."""
-    memory = config.replay_settings()
-    if not memory.is_on:
-        return []
-    may_revisit = config.may_draw("revisit")
-    reads_history = config.loss_settings().advantage == "posterior" or (
-        may_revisit and memory.selection not in SELECTIONS.own
-    )
+    """Return a line for each setting that has little or no effect; the settings are valid."""
+    memory, loss = config.replay_settings(), config.loss_settings()
+    may_revisit, may_reuse = config.may_draw("revisit"), config.may_draw("reuse")
+    used = [rule for rule, may in ((memory.selection, may_revisit), (memory.reuse_selection, may_reuse)) if may]
+    reads_history = loss.advantage == "posterior" or (may_revisit and memory.selection not in SELECTIONS.own)
     history = "history is read with advantage = 'posterior' or by rules such as replay_selection = 'contrib.mopps'"
+    dates = "due dates are shown, but no draw depends on them; replay_selection = 'srl' draws what is due"
+    of_reuse = ("reuse_selection", "max_uses", "max_age", "max_logp_gap")
     rows = [
-        *((not config.may_draw("reuse"), name, NO_REUSE) for name in ("reuse_selection", "max_uses")),
-        (not may_revisit, "selection", "has no effect with replay_revisit_fraction = 0: no prompt is drawn again"),
-        (not reads_history, "history_half_life", f"changes metrics only: {history}"),
+        *((not may_reuse, name, NO_REUSE) for name in ("kl_on_reused", *(f"replay_{name}" for name in of_reuse))),
+        *((not may_revisit, f"replay_{name}", NO_REVISIT) for name in ("selection", "min_recall_interval")),
+        (not used, "replay_domains", "has no effect with both shares 0: no prompt or group is drawn"),
+        (set(used) <= {*DATELESS}, "replay_diversity_coeff", "has no effect: no draw is by 'srl' or your own rule"),
+        (not reads_history, "replay_history_half_life", f"changes metrics only: {history}"),
         (
             may_revisit and memory.selection in DATELESS,
-            "spacing",
-            f"with replay_selection = {memory.selection!r}: due dates are shown, but no draw depends on them; "
-            "replay_selection = 'srl' draws what is due",
+            "replay_spacing",
+            f"with replay_selection = {memory.selection!r}: {dates}",
+        ),
+        (
+            loss.aggregation != "constant" and not loss.overlong_penalty,
+            "longest_answer",
+            "has no effect: it is read with aggregation = 'constant' or overlong_penalty above 0",
         ),
     ]
-    default = ReplaySettings()
-    idle = [(name, getattr(memory, name), text) for is_idle, name, text in rows if is_idle]
-    return [f"replay_{name} = {value!r} {text}" for name, value, text in idle if value != getattr(default, name)]
+    idle = [(name, getattr(config, name), text) for is_idle, name, text in rows if is_idle]
+    kept = [row for row in idle if memory.is_on or not row[0].startswith(ReplaySettings.prefix)]
+    return [f"{name} = {value!r} {text}" for name, value, text in kept if value != SETTINGS[name].initial]
 
 
 def _unknown(config: Any) -> Iterator[str]:
@@ -113,8 +119,10 @@ def _pairs(config: Any) -> Iterator[Clash]:
     episode = config.longest_episode
     is_long = config.max_turn_tokens >= episode
     yield is_long, "max_turn_tokens", f"less than max_episode_tokens = {episode}, which includes the prompt"
-    is_decayed = config.optimizer_name == "sgd" and config.weight_decay
-    yield is_decayed, "weight_decay optimizer_name", "0, or another optimizer"
+    is_sgd, betas = config.optimizer_name == "sgd", SETTINGS["adam_betas"].default
+    yield is_sgd and config.weight_decay, "weight_decay optimizer_name", "0, or another optimizer"
+    has_betas = tuple(config.adam_betas) != betas
+    yield is_sgd and has_betas, "adam_betas optimizer_name", f"{betas!r}, the default, or another optimizer"
 
 
 def _ahead(config: Any) -> Iterator[Clash]:

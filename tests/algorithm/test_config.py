@@ -92,6 +92,7 @@ OFF = {"replay_capacity": 0, "replay_revisit_fraction": 0.0}
         "num_gpus_per_env_runner = 0.6 and num_gpus_per_learner = 0.6; expected fractions that sum to at most 1",
     ),
     ({"optimizer_name": "sgd", "weight_decay": 0.1}, "weight_decay = 0.1 with optimizer_name = 'sgd'; expected 0"),
+    ({"optimizer_name": "sgd", "adam_betas": (0.8, 0.9)}, "adam_betas = (0.8, 0.9) with optimizer_name = 'sgd'; exp"),
     ({"env": None, "envs": {"compare": 3}}, "envs = {'compare': 3}; expected a mapping from the names of "),
 ])  # fmt: skip
 def test_settings_that_do_not_fit_each_other(config, settings, expected):

@@ -96,11 +96,23 @@ def test_rules_of_groups_are_refused_with_groups_of_one():
     assert config_errors(config.training(group_size=2)) == []
 
 
-def test_settings_without_draws_are_warned_of():
-    config = SRLConfig().environment("compare").replay(revisit_fraction=0.0, selection="per", max_uses=9)
-    starts = [f"replay_{name} = {value!r} has no effect" for name, value in (("max_uses", 9), ("selection", "per"))]
-    assert [line.partition(" with")[0] for line in warnings_of(config)] == starts
-    drawn = config.replay(revisit_fraction=0.1, reuse_fraction=0.1)
+REUSED, REVISITED = ({f"replay_{kind}_fraction": 0.1} for kind in ("reuse", "revisit"))
+IDLE = {  # a value, and settings with which it is read
+    "replay_reuse_selection": ("per", REUSED), "replay_max_uses": (9, REUSED), "replay_max_age": (9, REUSED),
+    "replay_max_logp_gap": (None, REUSED), "kl_on_reused": ("weighted", {**REUSED, "kl_coeff": 0.1}),
+    "replay_selection": ("per", REVISITED), "replay_min_recall_interval": (2, REVISITED),
+    "replay_domains": ("last", REUSED), "replay_diversity_coeff": (0.5, {**REVISITED, "replay_selection": "srl"}),
+    "longest_answer": (9, {"aggregation": "constant"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IDLE)
+def test_settings_without_effect_are_warned_of(name):
+    value, beside = IDLE[name]
+    off = {"replay_revisit_fraction": 0.0, "kl_coeff": beside.get("kl_coeff", 0.0)}
+    config = SRLConfig().environment("compare").update_from_dict({**off, name: value})
+    assert [line.partition(" has no effect")[0] for line in warnings_of(config)] == [f"{name} = {value!r}"]
+    drawn = config.update_from_dict(beside)
     assert warnings_of(drawn) == [] and config_errors(drawn) == []
 
 
