@@ -88,6 +88,8 @@ def class_of(gold: str, kind: str = "auto") -> str:
     shape = _shape(text)
     if shape:
         return shape
+    if (measured := quantity_of(text, is_gold=True, takes_expressions=True)) is not None and measured.unit:
+        return "expression"
     if is_delimited(gold) and _LETTERS.fullmatch(re.sub(r"\s", "", text)):
         return "product"
     if kind == "auto" and is_prose(text) and not _FORMAL.search(flat):

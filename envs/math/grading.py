@@ -199,15 +199,13 @@ def _by_formula(gold: str, answer: str, _: str) -> float | None:
     if len(items_of(answer)) > 1 or (bracketed(answer) is not None and len(bracketed(answer).items) != 1):  # type: ignore[union-attr]
         return 0.0
     try:
-        right = read_formula(gold)
         number = quantity_of(right_side(answer), takes_expressions=True)
-        if number is not None and not right.names:
-            wanted = quantity_of(gold, is_gold=True, takes_expressions=True)
-            if wanted is not None:
-                return float(is_same_quantity(wanted, number))
+        wanted = quantity_of(gold, is_gold=True, takes_expressions=True)
+        if number is not None and wanted is not None:
+            return float(is_same_quantity(wanted, number))
         if number is not None and (number.is_percent or number.unit):
             return 0.0
-        said = read_formula(right_side(answer))
+        right, said = read_formula(gold), read_formula(right_side(answer))
     except FormulaError:
         return 0.0 if re.search(r"\\pm(?![a-z])|[<>]", levelled(answer)) else None
     try:

@@ -53,7 +53,7 @@ _OPERAND_BEFORE = re.compile(
     re.IGNORECASE,
 )
 _OPERAND_AFTER = re.compile(
-    r"[\s)}$]*(?:(?:squared|cubed|factorial|choose|mod|modulo|to\s+the\s+(?:power|\w+th)|raised"
+    r"[\s)}$]*(?:(?:squared|cubed|factorial|choose|mod|modulo|to\s+the\s+(?:power|\w+th)|raised|x"
     r"|times(?!\s*$)|less\s+than|more\s+than|fewer\s+than|or\s+(?:more|less|fewer|greater|higher|lower|above|below|so)"
     rf"|and\s+a\s+(?:half|third|quarter)|in\s+base|base|-?(?:{'|'.join(sorted(MULTIPLES))}))\b"
     r"|\s*\(?\s*base\b|\s*%\s*of\s+[$\d]|\\(?:pmod|bmod|mod)\b)",

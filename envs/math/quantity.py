@@ -61,7 +61,13 @@ def quantity_of(
     quantity = _number(said, is_gold, takes_expressions)
     if quantity is not None:
         return quantity
-    body, unit = split_unit(said, is_gold or is_loose)
+    if is_gold and takes_expressions:  # in front of \text{...} a letter is a factor, as in 2\pi h
+        font = _FONTS.search(said)
+        body, tail = (said[: font.start()], said[font.start() :]) if font else (said, "")
+        one, unit = split_unit(f"1 {tail}")
+        unit = unit if one == "1" else None
+    else:
+        body, unit = split_unit(said, is_gold or is_loose)
     if unit is not None:
         quantity = _number(body, is_gold, takes_expressions)
         return None if quantity is None else replace(quantity, unit=unit)

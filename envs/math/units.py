@@ -61,7 +61,7 @@ _STOPS = frozenset((
     "you", "i", "as", "but", "not", "than", "then", "here", "there", "only", "exactly", "overall", "again",
     "together", "too", "also", "from", "after", "before", "have", "has", "had", "will", "would", "can", "equals",
     "equal", "looks", "seems", "may", "might", "must", "does", "did", "fails", "plus", "minus", "times", "over", "mod",
-    "choose", "squared", "cubed", "factorial",
+    "choose", "squared", "cubed", "factorial", "x",
 ))  # fmt: skip
 _OPERATIONS = frozenset((
     "percent", "th", "st", "nd", "rd", "squared", "cubed", "factorial", "mod", "choose", "times", "plus", "minus",
@@ -74,7 +74,7 @@ _TAIL = re.compile(rf"(?P<unit>{_POWERED}(?:\s*(?:/|\*)\s*{_POWERED}|\s+{_POWERE
 _PART = re.compile(rf"(?P<divided>/|\bper\b)|(?P<word>{_WORD})\s*(?:\^?\s*\{{?\s*(?P<power>-?[1-3])\s*\}}?)?")
 _SINGLE = frozenset(["m", "g", "s", "h", "l", "L", "J", "N", "W", "V", "K", "A"])
 _FUNCTION = re.compile(r"(?:sin|cos|tan|log|ln|exp|sqrt|pi)[a-z]?$")
-_NUMBER_END = re.compile(r"[\d)}\]!|]|\\(?:pi|infty)")
+_NUMBER_END = re.compile(r"[\d)}\]!|π]|\\(?:pi|infty)")
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,9 @@ def split_unit(text: str, is_loose: bool = True) -> tuple[str, Unit | None]:
     said = re.sub(r"\^\s*\{?\s*\\circ\s*\}?", "°", said)
     said = re.sub(r"\\(?:text|textrm|mathrm|mbox|rm)\s*\{([^{}]*)\}", r"⟨\1⟩", said)
     said = said.replace("²", "^2").replace("³", "^3").replace("\\,", " ").replace("\\ ", " ").replace("~", " ")
-    was_wrapped = "⟨" in said
-    flat = re.sub(r"(?<=[\w)])\s+an?\s+(?=[a-z])", " per ", re.sub("[⟨⟩]", " ", said))  # "$18 an hour"
-    at = _start_of_unit(flat, is_loose, was_wrapped)
+    said = re.sub(r"(?<=[\s⟨])an?\s+(?=[a-z])", "per ", said)  # "$18 an hour"
+    flat = re.sub("[⟨⟩]", " ", said)
+    at = _start_of_unit(flat, is_loose, said.find("⟨"))
     if at is None:
         return (said if currency else text).replace("⟨", " ").replace("⟩", " ").strip() if currency else text, currency
     body, tail = flat[:at].strip(), flat[at:].strip()
@@ -123,8 +123,8 @@ def split_unit(text: str, is_loose: bool = True) -> tuple[str, Unit | None]:
     return body, unit if currency is None else currency
 
 
-def _start_of_unit(text: str, takes_letters: bool, is_wrapped: bool) -> int | None:
-    """Return where the unit at the end of a quantity begins."""
+def _start_of_unit(text: str, takes_letters: bool, wrapped: int) -> int | None:
+    r"""Return where the unit at the end of a quantity begins; `wrapped` is where \text{...} does, -1 for nowhere."""
     for match in re.finditer(r"(?<=[\d)}\]!%|\w])\s*(?=[A-Za-z°€£¢])|(?<=[\d)}])(?=°)", text):
         at = match.end()
         before, gap = text[: match.start()], match[0]
@@ -134,7 +134,7 @@ def _start_of_unit(text: str, takes_letters: bool, is_wrapped: bool) -> int | No
         if len(tail) > _MAX_CHARS or not _TAIL.fullmatch(tail.rstrip(".")):
             continue
         first = re.match(r"[A-Za-z]+", tail)
-        if first and not _is_name(first[0], bool(gap), takes_letters, is_wrapped):
+        if first and not _is_name(first[0], bool(gap), takes_letters, 0 <= wrapped < at):
             continue
         return at
     return None
