@@ -50,6 +50,7 @@ DEADLINE_S = 2.0
 
 _MAX_ITEMS = 32
 _BASED_WORDS = ("choice", "yes or no", "time", "ratio", "base", "word")
+_GROUPED = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?![\d,])", re.ASCII)  # 65,536
 _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![a-z])")
 _MATRIX = re.compile(r"\\begin\{(?P<kind>[pbBvV]?)matrix\}(?P<inside>.*)\\end\{(?P=kind)matrix\}", re.DOTALL)
 _ARRAY = re.compile(  # a matrix in brackets of its own
@@ -196,6 +197,7 @@ def _unwrapped(text: str) -> str:
 
 def _by_formula(gold: str, answer: str, _: str) -> float | None:
     """Compare two formulas by their values, at several places if they have names."""
+    answer = _GROUPED.sub(lambda digits: digits[0].replace(",", ""), answer)
     if len(items_of(answer)) > 1 or (bracketed(answer) is not None and len(bracketed(answer).items) != 1):  # type: ignore[union-attr]
         return 0.0
     try:

@@ -210,6 +210,8 @@ EXPRESSIONS = [
     (r"2\pi h", [r"\boxed{h \cdot 2\pi}"], [r"\boxed{2\pi}"]), (r"2\pi hr", [r"\boxed{2\pi rh}"], [r"\boxed{2\pi}"]),
     (r"4\pi r^2\text{ cm}^2", [r"\boxed{4\pi r^2\text{ cm}^2}"], [r"\boxed{4\pi}"]),
     (r"2x\text{ cm}", [r"\boxed{2x\text{ cm}}"], ["2", "2 cm"]),
+    (r"2^{16}", ["65,536", r"\boxed{65,536}", "The answer is 65,536."], ["65,537", "65, 536", "65", "655,36"]),
+    ("9!", ["362,880"], ["362,88", "362,881"]), (r"1000\pi", [r"1,000\pi"], [r"1,\pi", "1,000"]),
     (r"\sqrt[3]{10}", [r"\boxed{10^{1/3}}", r"\boxed{\sqrt[3]{10}}"], [r"\boxed{\sqrt{10}}", r"\boxed{3\sqrt{10}}"]),
     (r"\log_2 3", [r"\boxed{\log_2 3}", r"\boxed{\frac{\ln 3}{\ln 2}}"], [r"\boxed{\log_3 2}", r"\boxed{\log 3}", "3"]),
     ("3 + 4i", [r"\boxed{4i + 3}", "3+4i"], [r"\boxed{3 - 4i}", r"\boxed{4 + 3i}", r"\boxed{7}", r"\boxed{5}"]),
