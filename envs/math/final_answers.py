@@ -45,6 +45,7 @@ _REASON = re.compile(
     r"|due to|given that|for)\b",
     re.IGNORECASE,
 )
+_BECAUSE = re.compile(r"(?<=\S),?\s+(?:because|since)\b", re.IGNORECASE)  # what else begins a reason may be in a title
 _SENTENCE_END = re.compile(r"(?<=[^\s.])[.!](?=\s|$)|(?<=[^\s.])\.(?=\s|$)|\n")
 _CLAUSE_END = re.compile(r"(?<=[^\s.])[.!;](?=\s|$)|\n")
 _SEGMENT = re.compile(r"\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]")
@@ -134,9 +135,10 @@ def graded(
     name = class_of(gold, kind)
     reading = read(turn, name, marker, question)
     if name == "word":
-        # A marked answer may be followed by further sentences; the first of them is the answer then.
+        # A marked answer may be followed by further sentences or a reason; what is in front of them is the answer then.
         grades = [
-            max(grade(gold, each, kind) or 0.0, grade(gold, _clause(each), kind) or 0.0) for each in reading.answers
+            max(grade(gold, each, kind) or 0.0, grade(gold, _BECAUSE.split(_clause(each))[0], kind) or 0.0)
+            for each in reading.answers
         ]
         return Verdict(min(grades) if grades else _nothing(reading), reading)
     if name in _LISTS and len(reading.answers) > 1:

@@ -21,6 +21,7 @@ Source: Kydlicek 2025, math-verify; the answer formats are those of GSM8K (Cobbe
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
@@ -179,7 +180,7 @@ def _by_words(gold: str, answer: str, _: str) -> float | None:
 
 def words_of(text: str) -> str:
     """Return the words of an answer without case, and without what stands around them."""
-    said = plain(text).strip(" \t\r\n\"'`*_“”‘’.,;:!").casefold()
+    said = unicodedata.normalize("NFC", plain(text).replace("’", "'")).strip(" \t\r\n\"'`*_“”‘.,;:!").casefold()
     return " ".join(re.sub(r"(?<=\d)\s*[-\u2013]\s*(?=\d)", "-", said).split())
 
 

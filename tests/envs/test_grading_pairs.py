@@ -123,6 +123,10 @@ YES_NO = [
 WORD = [
     ("Berlin", ["Berlin", "berlin.", r"\boxed{\text{Berlin}}", "The answer is Berlin."],
      ["Bonn", "Berlin or Bonn", "not Berlin", "Berliner", "nilreB"]),
+    ("Paris", ["The answer is Paris because it is the capital.", "Answer: Paris, since it is"],
+     ["The answer is Rome because it is not Paris", "Paris, as in Texas", "Because Paris"]),
+    ("Because of You", ["Because of You"], ["of You"]), ("caf\u00e9", ["cafe\u0301"], ["cafe"]),
+    ("O'Brien", ["O\u2019Brien"], ["OBrien"]),
     ("COVID-19", ["COVID-19"], ["COVID-18", "19"]),
     ("abc", ["abc", r"\boxed{abc}", "ABC"], ["cba", r"\boxed{bca}", "ab", "abcd"]),
     ("mn", ["mn", r"\boxed{mn}"], ["nm", r"\boxed{nm}", "m"]),
