@@ -16,6 +16,9 @@ _AROUND = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"
 _SPACING = (r"\!", r"\,", r"\;", r"\:", r"\left", r"\right", r"\displaystyle")
 _WRAPPED = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|boxed|mbox)\s*\{(?P<inside>[^{}]*)\}")
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{(?P<inside>.*)\}", re.DOTALL)
+_STYLED = re.compile(  # bold or in colour as a whole
+    r"\\(?:boldsymbol|bm|mathbf|textbf|underline|(?:text)?color\s*\{[a-zA-Z]+\})\s*\{(?P<inside>.*)\}", re.DOTALL
+)
 _JOIN = re.compile(
     r"\s*(?:\\(?:text|textrm|mathrm|mbox)\s*\{\s*,?\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])"
     r"|\\(?:lor|vee|land|wedge|qquad|quad)(?![A-Za-z])|&(?![^{]*\\end))\s*",
@@ -28,7 +31,7 @@ _GROUP = re.compile(r",\d{3}(?!\d)", re.ASCII)
 
 @dataclass(frozen=True)
 class Bracketed:
-    """Items in one pair of brackets. Invariant: `opened` is one of ( [ {, `closed` one of ) ] }."""
+    """Items in one pair of brackets. Invariant: `opened` is one of ( [ { ⟨, `closed` one of ) ] } ⟩."""
 
     opened: str
     closed: str
@@ -57,7 +60,7 @@ def inner(answer: str) -> str:
         for left, right in (*_AROUND, ("*", "*"), ("`", "`")):
             if _is_around(text, left, right):
                 text = text[len(left) : -len(right)].strip()
-        box = _BOXED.fullmatch(text)
+        box = _BOXED.fullmatch(text) or _STYLED.fullmatch(text)
         if box and _is_balanced(box["inside"]):
             text = box["inside"].strip()
         if text == before:
@@ -119,11 +122,12 @@ def bracketed(text: str) -> Bracketed | None:
     """Return the items of a text that is one pair of brackets, None for another text."""
     text = _SIZES.sub("", text.strip()).replace(r"\lbrace", r"\{").replace(r"\rbrace", r"\}")
     text = text.replace(r"\{", "\u27ea").replace(r"\}", "\u27eb")
-    if len(text) < 2 or text[0] not in "([\u27ea" or text[-1] not in ")]\u27eb":
+    text = text.replace(r"\langle", "⟨").replace(r"\rangle", "⟩")
+    if len(text) < 2 or text[0] not in "([\u27ea⟨" or text[-1] not in ")]\u27eb⟩":
         return None
     depth = 0
     for at, sign in enumerate(text):
-        depth += (sign in "([{\u27ea") - (sign in ")]}\u27eb")
+        depth += (sign in "([{\u27ea⟨") - (sign in ")]}\u27eb⟩")
         if depth == 0 and at < len(text) - 1:
             return None
     if depth:
@@ -131,7 +135,7 @@ def bracketed(text: str) -> Bracketed | None:
     inside = text[1:-1].replace("\u27ea", r"\{").replace("\u27eb", r"\}")
     names = {"\u27ea": "{", "\u27eb": "}"}
     opened, closed = names.get(text[0], text[0]), names.get(text[-1], text[-1])
-    if (opened == "{") != (closed == "}"):
+    if (opened == "{") != (closed == "}") or (opened == "⟨") != (closed == "⟩"):
         return None
     return Bracketed(opened, closed, tuple(items_of(inside, splits_words=opened == "{")))
 

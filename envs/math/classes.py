@@ -123,7 +123,7 @@ def special_of(text: str) -> str:
     if said in (r"\emptyset", r"\{\}", "emptyset", r"\empty"):
         return r"\emptyset"
     words = " ".join(plain(text).casefold().split())
-    if said in (r"\mathbb{R}", r"\R", r"\mathbfR") or words in ("all real numbers", "all reals"):
+    if said in (r"\mathbb{R}", r"\mathbbR", r"\R", r"\mathbfR") or words in ("all real numbers", "all reals"):
         return r"\mathbb{R}"
     if words in ("empty set", "the empty set"):
         return r"\emptyset"

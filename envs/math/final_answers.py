@@ -141,7 +141,7 @@ def graded(
             for each in reading.answers
         ]
         return Verdict(min(grades) if grades else _nothing(reading), reading)
-    if name in _LISTS and len(reading.answers) > 1:
+    if name in (*_LISTS, "bracket") and len(reading.answers) > 1:  # \boxed{3}, \boxed{5}, or $x=1$ and $y=2$
         joined = _joined(reading)
         if joined is not None and grade(gold, joined, kind, deadline_s) == 1.0:
             return Verdict(1.0, reading)

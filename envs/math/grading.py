@@ -219,6 +219,7 @@ def _by_formula(gold: str, answer: str, _: str) -> float | None:
 
 def _by_items(gold: str, answer: str, name: str) -> float | None:
     """Compare lists and sets: the same items in any order, a set without repetitions."""
+    answer = re.sub(r"^\{([^{}]*)\}$", r"\\{\1\\}", answer.strip())  # {1, 2} is \{1, 2\}
     if special_of(gold) or special_of(answer):
         return _by_special(gold, answer)
     held = bracketed(answer)

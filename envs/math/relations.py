@@ -28,7 +28,8 @@ _SIGNS = {"<=": "<=", "=<": "<=", r"\le": "<=", ">=": ">=", r"\ge": ">=", r"\lt"
           "!=": "!=", r"\equiv": "="}  # fmt: skip
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
 _NAMED = re.compile(r"(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?)(?:\(\s*[A-Za-z](?:\s*,\s*[A-Za-z])*\s*\))?")
-TUPLE_NAME = re.compile(r"\(\s*[A-Za-z](?:\s*,\s*[A-Za-z])+\s*\)\s*=\s*")
+_COORDINATE = r"\s*\\?[A-Za-z]+(?:_\{?\w+\}?)?\s*"
+TUPLE_NAME = re.compile(rf"(?:\\left)?\({_COORDINATE}(?:,{_COORDINATE})+(?:\\right)?\)\s*=\s*")
 
 
 def right_side(text: str) -> str:
@@ -83,7 +84,7 @@ def _builder_rule(text: str) -> str:
 
 def _interval(text: str) -> Ends | None:
     held = bracketed(text)
-    if held is None or held.opened == "{" or len(held.items) != 2:
+    if held is None or held.opened in "{⟨" or len(held.items) != 2:
         return None
     start, end = held.items
     is_below, is_above = re.fullmatch(r"-\s*\\infty\s*", start), re.fullmatch(r"\+?\s*\\infty\s*", end)

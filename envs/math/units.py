@@ -52,7 +52,8 @@ _KNOWN = {
     for name in names.split()
 }
 KNOWN_BASES = frozenset(_KINDS)
-_COMPOUND = {"mph": "mi/h", "kph": "km/h", "kmh": "km/h", "sqft": "ft^2", "sqm": "m^2", "fps": "ft/s"}
+_COMPOUND = {"mph": "mi/h", "kph": "km/h", "kmh": "km/h", "sqft": "ft^2", "sqm": "m^2", "fps": "ft/s",
+             "degrees? [Cc]elsius": "celsius", "degrees? [Ff]ahrenheit": "fahrenheit"}  # fmt: skip
 _CURRENCIES = {"$": "dollar", "€": "euro", "£": "sterling"}
 _STOPS = frozenset((
     "in", "left", "total", "altogether", "now", "remaining", "more", "of", "is", "are", "was", "were", "and", "or",

@@ -186,6 +186,17 @@ EQUATIONS = [
     ("x^2 + y^2 = 9", [r"\boxed{x^2 + y^2 = 9}", r"\boxed{y^2 + x^2 - 9 = 0}"],
      [r"\boxed{x^2 + y^2 = 3}", r"\boxed{x^2 - y^2 = 9}", r"\boxed{9}"]),
 ]
+NOTATIONS = [
+    (r"\mathbb{R}", [r"\boxed{\mathbb R}", r"$x \in \mathbb R$"], [r"\boxed{\mathbb Q}", r"\boxed{\mathbb{Z}}"]),
+    (r"\{1,2,3\}", ["{3,2,1}", r"\boxed{{1, 2, 3}}"], ["{3,2}", "{1,2,4}", "(1,2,3)"]),
+    (r"\langle 1, 2 \rangle", [r"\boxed{\left\langle 1,2\right\rangle}", r"\langle 1,\,2 \rangle"],
+     [r"\boxed{\langle 2, 1 \rangle}", "(1, 2)", r"1 \le x \le 2", r"\boxed{\langle 1, 2, 0 \rangle}"]),
+    (r"(3,\pi/2)", [r"\boxed{(r,\theta)=(3,\pi/2)}"], [r"\boxed{(r,\theta)=(\pi/2,3)}"]),
+    ("(1,2)", ["$x=1$ and $y=2$", r"\boxed{x=1}, \boxed{y=2}"], ["$x=2$ and $y=1$", r"\boxed{1}, \boxed{2}", "$x=1$"]),
+    ("25 \u00b0C", ["25 degrees Celsius", "25 degrees"], ["25 degrees Fahrenheit", "52 degrees Celsius"]),
+    ("18", [r"\boxed{\boldsymbol{18}}", r"\boxed{\color{blue}{18}}"], [r"\boxed{\mathbf{81}}"]),
+    (r"\frac34", [r"\boxed{\mathbf{\dfrac34}}"], [r"\boxed{\mathbf{\dfrac43}}", r"\boxed{\mathbf{\frac34}x}"]),
+]
 EXPRESSIONS = [
     ("3x^2 - 2x", [r"\boxed{x(3x - 2)}", r"\boxed{-2x + 3x^2}", "3x^2 - 2x", r"\boxed{f(x) = 3x^2 - 2x}"],
      [r"\boxed{3x^2 + 2x}", r"\boxed{3x - 2}", r"\boxed{3y^2 - 2y}", r"\boxed{x}"]),
@@ -255,7 +266,7 @@ TABLES = {
     "mixed number": MIXED, "periodic decimal": PERIODIC, "base": BASES, "number with unit": UNITS, "choice": CHOICE,
     "name": NAMES, "yes or no": YES_NO, "word": WORD, "product": PRODUCT, "list": LISTS, "set": SETS,
     "interval": INTERVALS, "tuple": TUPLES, "equation": EQUATIONS, "expression": EXPRESSIONS, "time": TIMES,
-    "label": LABELS, "thoughts": THOUGHTS,
+    "label": LABELS, "notation": NOTATIONS, "thoughts": THOUGHTS,
 }
 # fmt: on
 PAIRS = [
