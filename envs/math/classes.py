@@ -14,6 +14,7 @@ docs/grading.md has the order, in which the first class that fits is taken.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from rllib_srl.envs.math.answer_text import bracketed, inner, is_delimited, items_of, plain
 from rllib_srl.envs.math.formula import levelled, read_formula
@@ -57,6 +58,7 @@ _NAMES = frozenset((
 ))  # fmt: skip
 
 
+@lru_cache(maxsize=1024)  # an answer is classified twice for each grade, and again for each episode of its group
 def class_of(gold: str, kind: str = "auto") -> str:
     """Return the class of a right answer, one of `CLASSES`.
 
