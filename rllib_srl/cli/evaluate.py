@@ -30,7 +30,7 @@ from rllib_srl.cli.shared.training import built
 from rllib_srl.storage.checkpoints import verify_sealed
 
 TRUST = "use the reward functions that the settings of someone else's run name; they are code"
-WITHOUT = ("iterations", "model")  # settings that the run or the model decides
+WITHOUT = ("iterations", "max_failures", "model")  # settings of training, or decided by what is evaluated
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

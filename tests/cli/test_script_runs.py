@@ -180,7 +180,7 @@ def test_a_source_is_a_checkpoint_with_its_settings_or_a_model(run: Path, tmp_pa
 
 def test_a_file_of_settings_does_not_choose_what_is_evaluated(run: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     path, models = tmp_path / "run.yaml", []
-    path.write_text("model: owner/another\niterations: 9\nlr: 0.2\n")
+    path.write_text("model: owner/another\niterations: 9\nmax_failures: 1\nlr: 0.2\n")
 
     def stop(config: SRLConfig) -> None:
         models.append((config.model_config["model"], config.lr))
@@ -189,7 +189,7 @@ def test_a_file_of_settings_does_not_choose_what_is_evaluated(run: Path, tmp_pat
     for program, what in ((evaluate, [run]), (compare, [run, "tiny"])):
         monkeypatch.setattr(program, "check", stop)
         assert program.main([*map(str, what), "--config", str(path)]) == 1
-        note = f"note: this command does not use these settings of {path}: model, iterations\n"
+        note = f"note: this command does not use these settings of {path}: model, iterations, max_failures\n"
         assert capsys.readouterr().err == f"{note}error: enough\n"
     assert models == [("tiny", 0.2)] * 2  # the run's
 
