@@ -55,7 +55,8 @@ _SAYS = re.compile(
 _OR = re.compile(r"\s*(?:,|;|/|&|\bor\b|\band\b)*\s*(?:,|;|/|&|\bor\b|\band\b)\s*(?:maybe|perhaps)?\s*", re.IGNORECASE)
 _LETTER = re.compile(  # "A" in front of another word is an article, but not in front of a verb or a preposition
     r"(?<![\w'’])(?!I['’ ][a-z]|A (?!(?:or|and|is|was|because|since|as|would|can|cannot|could|does|must|seems|looks"
-    r"|fits|works|which|but|not|fails|holds|matches|satisfies|makes|with|over|after|by|despite|rather|instead|here|again|then)\b"
+    r"|fits|works|which|but|not|fails|holds|matches|satisfies|makes|with|over|after|by|despite|rather|instead|here|again"
+    r"|then)\b"
     r"|[a-z]+ly\s*(?:[.,;!]|$))[a-z])\(?(?P<letter>[A-J])\)?(?![\w'’])",
     re.MULTILINE,
 )
@@ -77,7 +78,8 @@ _REJECTED_LETTER = re.compile(
 )
 _TRUTH = re.compile(
     r"(?:^|(?<=[.!?:;,])\s*|(?:\b(?:is|so|thus|hence|therefore|answer|say|clearly|definitely|certainly|absolutely)"
-    r"|\b(?:it|that)['’]s)[,:]?\s+)[\"'*(]*(?P<word>yes|no|true|false)\b(?P<after>[\"'*)]*\s*(?:$|[.,;:!\n]|[-–—]|because\b|since\b|as\b|it\b|they\b"
+    r"|\b(?:it|that)['’]s)[,:]?\s+)[\"'*(]*(?P<word>yes|no|true|false)\b"
+    r"(?P<after>[\"'*)]*\s*(?:$|[.,;:!\n]|[-–—]|because\b|since\b|as\b|it\b|they\b"
     r"|he\b|she\b|we\b|you\b|this\b|that\b|there\b))",
     re.IGNORECASE,
 )

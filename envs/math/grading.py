@@ -55,7 +55,8 @@ _GROUPED = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?![\d,])", re.ASCII)  # 65
 _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![a-z])")
 _MATRIX = re.compile(r"\\begin\{(?P<kind>[pbBvV]?)matrix\}(?P<inside>.*)\\end\{(?P=kind)matrix\}", re.DOTALL)
 _ARRAY = re.compile(  # a matrix in brackets of its own
-    r"\\left\s*[(\[]\s*\\begin\{(?P<name>array|matrix)\}(?:\{[^{}]*\})?(?P<inside>.*)\\end\{(?P=name)\}\s*\\right\s*[)\]]",
+    r"\\left\s*[(\[]\s*\\begin\{(?P<name>array|matrix)\}(?:\{[^{}]*\})?(?P<inside>.*)"
+    r"\\end\{(?P=name)\}\s*\\right\s*[)\]]",
     re.DOTALL,
 )
 _FUNCTION = re.compile(r"(?<![\\\w])(?:a?(?:sin|cos|tan)|exp|ln|log)(?=\s*\()")
