@@ -261,17 +261,18 @@ def _with_columns(
     field, columns = choices
     if field in CHOICE_FIELDS:
         return _with_choices(question, choices, name, answer, solution), ()
-    empty = next((letter for letter, value in columns.items() if _is_blank(value)), "")
-    why = f"{empty} is empty" if empty else "the answer is none of them"
     names = ", ".join(columns)
     try:
         problem = _with_choices(question, choices, name, answer, solution)
-        if field == "A" or _LETTER.fullmatch(str(answer).strip()):
-            return problem, ()
-        names, why = names.casefold(), f"name them {names} if they are"
     except RowError:
         if field == "a":
             return None, ()
+        empty = next((letter for letter, value in columns.items() if _is_blank(value)), "")
+        why = f"{empty} is empty" if empty else "the answer is none of them"
+    else:
+        if field == "A" or _LETTER.fullmatch(str(answer).strip()):
+            return problem, ()
+        names, why = names.casefold(), f"name them {names} if they are"
     return None, (f"has the columns {names}, which are not shown as choices: {why}",)
 
 
