@@ -137,15 +137,16 @@ def drop(directory: Path, names: Collection[str], **which: Any) -> dict[Path, in
     which["keys"] = {_key_of(name, paths) for name in names}
     removed = {}
     for path in paths:
-        with closing(Store(path.parent if path.name == DATABASE else None)) as store:
-            if path.name != DATABASE:
+        is_snapshot = path.name == SNAPSHOT
+        with closing(Store(None if is_snapshot else path.parent)) as store:
+            if is_snapshot:
                 store.restore(path)
             tables, _ = store.read()
             with store.transaction():
                 removed[path] = tables.remove(**which)
                 store.write(tables)
             store.erase()
-            if path.name != DATABASE:
+            if is_snapshot:
                 store.snapshot(path)
             if path in sealed:
                 seal(*sealed[path], make_key())
