@@ -104,7 +104,7 @@ class ReplaySettings(Settings):
         {}, "parameters of the rule for reuse: temperature (srl), alpha and by (per)", _BY_NAME
     )
     domains: Annotated[Any, by(_error_of_domains)] = setting(
-        "all", 'domains revisited and reused: "all", "last" (second newest), "earlier" (the newest only reused), names'
+        "all", 'domains drawn from: "all", "last" (second newest), "earlier" (all but the newest; reuse: all), or names'
     )
     max_age: int = setting(6, "maximum age of a reused group, iterations", ge=1)
     max_uses: int = setting(4, "maximum number of times a group is reused", ge=1)

@@ -61,8 +61,8 @@ class RolloutsAhead:
         """Start the thread; nothing is played yet, and the weights are of version 0.
 
         `restore` restarts lost runners with the weights of `version` and calls `restarted`, or raises. A runner that
-        does not end its slice within `slice_s + timeout_s` is lost. A wait for groups lasts that and `timeout_s` more,
-        so that a runner whose last slice hangs is found first, and begins anew after a restart.
+        does not end its slice within `slice_s + timeout_s` is lost. A wait for groups lasts `timeout_s` longer, so that
+        it outlasts a slice that hangs; after a restart of runners it begins anew.
         """
         self.version = 0  # version of the weights; changed by the main thread while the runners are at rest
         self._runners, self._restore = runners, restore

@@ -1,7 +1,7 @@
 """Checkpoint directories: seals them with a signed manifest, verifies them before reading, and prunes old ones.
 
     <log directory>/checkpoint_000010/   RLlib's own files + manifest.json: size and digest of each, and a signature
-    <log directory>/earlier-attempts/    what a run in this directory does not continue, in one directory a time
+    <log directory>/earlier-attempts/    files that the run does not continue from, in numbered directories
 
 The manifest is written last, so a directory without one is an unfinished write.
 
@@ -106,7 +106,7 @@ def place_for(directory: Path, iteration: int) -> Path:
 
 
 def set_aside(paths: Sequence[Path], directory: Path) -> None:
-    """Move files of an attempt that the run in `directory` does not continue to a new directory below it."""
+    """Move files that the run in `directory` does not continue from to a new numbered directory below it."""
     aside = directory / SET_ASIDE
     place = aside / str(1 + sum(1 for _ in aside.glob("*")))
     place.mkdir(parents=True)
@@ -115,9 +115,9 @@ def set_aside(paths: Sequence[Path], directory: Path) -> None:
 
 
 def make_newest(place: Path) -> None:
-    """Set aside the finished checkpoints that would not be older than the one to be written at `place`.
+    """Set aside finished checkpoints of the same or a later iteration than the one to be written at `place`.
 
-    They are of an earlier run in this directory, or of iterations before this run went back to an older checkpoint.
+    They are of an earlier run in this directory, or this run has gone back to an older checkpoint since.
     """
     if later := [path for path in checkpoints_in(place.parent) if path >= place]:
         set_aside(later, place.parent)
