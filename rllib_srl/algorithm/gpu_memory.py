@@ -26,6 +26,7 @@ from typing import Any
 
 from rllib_srl.algorithm.model_shape import SHAPES, ModelShape
 from rllib_srl.algorithm.resources import PlacementError, engine_memory_share, gpu_shares
+from rllib_srl.common.callbacks import may_plan
 from rllib_srl.learner.reference import START
 from rllib_srl.replay.diversity.neighbours import CARD_BYTES
 
@@ -47,7 +48,7 @@ READ = (  # settings that an estimate depends on
     *("num_env_runners", "num_learners", "engine_tensor_parallel_size", "engine_memory_utilization"),
     *("engine_max_num_seqs", "longest_episode", "micro_batch_tokens", "compute_dtype", "optimizer_name", "fsdp"),
     *("fsdp_gather_dtype", "lora_rank", "lora_send", "offload_frozen"),
-    *("activation_checkpointing", "loss_settings", "made_regularisers", "replay_settings"),
+    *("activation_checkpointing", "loss_settings", "made_regularisers", "replay_settings", "stream", "callbacks_class"),
 )
 CARDS = (24, 40, 80, 141)  # GiB; cards of the table in docs/gpu.md
 
@@ -98,7 +99,7 @@ def learner_need(shape: ModelShape, config: Any) -> Need:
             "weights": 4 * (num + (trained if config.lora_rank else 0)) / parts,
             "gradients": gradients,
             # `Conflict` has two copies of the last block, beside the gradient of a domain.
-            "held gradients": gradients + 8 * block / parts if config.replay_settings().retain else 0.0,
+            "held gradients": gradients + 8 * block / parts if _may_hold(config) else 0.0,
             "optimiser": OPTIMIZER_BYTES[config.optimizer_name] * trained / parts,
             "bf16 copies": copies,
             "gathered layers": 2 * width * largest if config.fsdp else 0.0,
@@ -108,6 +109,11 @@ def learner_need(shape: ModelShape, config: Any) -> Need:
             "reserve": RESERVE,
         }
     )
+
+
+def _may_hold(config: Any) -> bool:
+    """Return whether a domain may ever be held: without a stream or plans of callbacks all are being learned."""
+    return config.replay_settings().retain > 0 and (config.stream is not None or may_plan(config))
 
 
 def _num_frozen(config: Any) -> int:
@@ -207,6 +213,8 @@ def _remedy(config: Any, fits_in_turns: bool, learner: Need) -> str:
     if not config.lora_rank:
         steps.append("lora_rank = 16")
         steps.append(f"fsdp = True with num_learners above {max(1, config.num_learners)}")
+    if learner.parts["held gradients"]:
+        steps.append("replay_retain = 0")
     if config.micro_batch_tokens > 1024:
         steps.append(f"micro_batch_tokens below {config.micro_batch_tokens}")
     return ", ".join(steps[:-1]) + f" or {steps[-1]}" if len(steps) > 1 else (steps or ["a smaller model"])[0]

@@ -294,7 +294,8 @@ class SRL(SavedAlgorithm):
         it.visits = self.memory.add(it.groups, it.now)
         version = self.version if self.advantage_estimator.uses_history else None
         it.reused = self.memory.draw_groups(it.num_played, it.now, version, it.plan.num_reused)
-        it.held = self.retention.draw(it.groups, it.reused, it.now) if self.retention else []
+        if self.retention:
+            it.held = self.retention.draw(it.groups, it.reused, it.now, self.curriculum.learned(it.plan))
 
     def _look_back(self, it: Iteration, is_updated: bool) -> list[str]:
         """Give the learner's feedback to the memory, call the callbacks, return the domains whose stage has ended."""

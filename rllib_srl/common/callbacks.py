@@ -87,11 +87,21 @@ class SRLCallback(RLlibCallback):
         """Run when the algorithm stops, also after a start that failed."""
 
 
+_UNCHANGED = SRLCallback.change_plan
+
+
 def hooks(algorithm: Algorithm) -> list[SRLCallback]:
     """Return the callbacks of an algorithm that are `SRLCallback`s."""
     callbacks = algorithm.callbacks
     listed = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
     return [callback for callback in listed if isinstance(callback, SRLCallback)]
+
+
+def may_plan(config: Any) -> bool:
+    """Return whether a callback of a config changes plans."""
+    classes = config.callbacks_class
+    listed = classes if isinstance(classes, list | tuple) else [classes]
+    return any(getattr(one, "change_plan", _UNCHANGED) is not _UNCHANGED for one in listed)
 
 
 def call_finished(

@@ -65,6 +65,11 @@ class Curriculum:
         revisits = self._memory.draw_prompts(num, now, in_play)
         return Batch(revisits + self._source.draw(num - len(revisits), plan.fresh), len(revisits))
 
+    def learned(self, plan: Plan) -> set[str]:
+        """Return the domains that have a share of the fresh prompts of a plan."""
+        shares = self._source.domain_weights() if plan.fresh is None else plan.fresh
+        return {domain for domain, share in shares.items() if share > 0} if plan.num_reused is None else set()
+
     def end(self, plan: Plan, groups: Sequence[GroupMeta]) -> list[str]:
         """Advance the stream by the played groups; return its domains that ended with this iteration."""
         if plan.fresh is not None:

@@ -101,9 +101,14 @@ def test_parts_of_a_learner_by_hand():
         ({"fsdp": True, "num_learners": 8}, num, shape.layer_parameters / 2),
         ({"lora_rank": 16}, *(4 * shape.adapter_parameters(16) / n for n in (1, 32))),
     ]:
-        need = learner_need(shape, flat(replay_retain=1.0, replay_reuse_fraction=0.25, **settings)).parts
+        stages = [{"env": "compare", "iterations": 1}, {"env": "registers"}]
+        need = learner_need(shape, flat(replay_retain=1.0, replay_reuse_fraction=0.25, stream=stages, **settings)).parts
         assert need["held gradients"] == trained + 2 * block
-    assert full["held gradients"] == 0
+    assert learner_need(shape, flat(replay_retain=0.0, stream=stages)).parts["held gradients"] == 0
+    all_learned = flat(replay_retain=1.0, envs={"compare": {}, "registers": {}})
+    assert learner_need(shape, all_learned).parts["held gradients"] == full["held gradients"] == 0
+    planned = learner_need(shape, all_learned.callbacks("contrib.sec")).parts
+    assert planned["held gradients"] == 4 * num + 8 * shape.layer_parameters
     half = 4 * num - 2 * 32 * shape.layer_parameters  # layers in bfloat16, the rest in fp32
     for settings, size in [
         ({}, 0),

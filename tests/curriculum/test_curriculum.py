@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from rllib_srl.batch.advantages import AdvantageBatch
-from rllib_srl.curriculum.curriculum import Curriculum, unknown_domains, weighted
+from rllib_srl.curriculum.curriculum import Curriculum, Plan, unknown_domains, weighted
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import Prompt
@@ -49,6 +49,17 @@ def test_settings_of_domains_without_prompts_are_warned_of():
     assert unknown_domains(ReplaySettings(**settings), source_of(odd=Odd, endless=Endless)) == []  # it may come
     for fine in ({"domains": ["even"]}, {}, {"domains": "last"}):
         assert unknown_domains(ReplaySettings(**fine), source) == []
+
+
+def test_the_learned_domains_are_those_with_a_share_of_the_plan():
+    memory = SimpleNamespace(is_on=False, settings=ReplaySettings())
+    weights = {"even": 1.0, "odd": 0.0, "mixed": 1.0}
+    source = PromptSource({"even": Even, "odd": Odd, "mixed": Mixed}, {}, weights, seed=1)
+    source.draw(200)  # all 40 prompts of the mixed one, of which three are small
+    curriculum = Curriculum(source, memory, None)
+    assert curriculum.learned(Plan()) == {"even", "small", "large"}
+    assert curriculum.learned(Plan(fresh={"odd": 0.5, "small": 0.5, "even": 0.0})) == {"odd", "small"}
+    assert curriculum.learned(Plan(num_reused=4)) == set()
 
 
 def test_the_warning_is_logged_when_a_run_starts(caplog):

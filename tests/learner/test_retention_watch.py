@@ -108,6 +108,17 @@ def test_a_domain_is_let_go_by_its_fresh_prompts_alone():
     assert memory.asked[2] == ["b"]
 
 
+def test_a_domain_with_a_share_of_the_fresh_prompts_is_not_held_however_rare_it_is():
+    memory = Memory()
+    term = Retention(settings_of(), memory, None, 1.0)
+    term.draw([group_of("rare", [1, 0])], [], 1, {"rare", "common"})
+    for now in (2, 3, 4):
+        term.draw([group_of("common", [1, 0])], [], now, {"rare", "common"})
+        assert memory.asked[2] == ["common", "rare"]
+    term.draw([group_of("common", [1, 0])], [], 5, {"common"})
+    assert memory.asked[2] == ["common"]
+
+
 def test_the_weight_is_multiplied_by_the_pass_rate_of_the_fresh_prompts():
     term = Retention(settings_of(retain=3.0), Memory(), None, 1.0)
     rewards = {"half": [1, 0, 1, 0], "none": [0, 0, 0, 0.8], "all": [1, 1, 1, 1]}

@@ -26,6 +26,7 @@ import numpy as np
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.utils.metrics import LEARNER_RESULTS
 
+from rllib_srl.algorithm.named import MEMORIES
 from rllib_srl.batch.advantages import AdvantageBatch, AdvantageEstimator
 from rllib_srl.cli.serving.job import FileError, Job, RatedTokens
 from rllib_srl.cli.serving.version_files import write_adapter
@@ -128,7 +129,7 @@ class RatedRun:
         """Build the run with the weights of the model that was given. Ray has been started."""
         self._job, self._directory = job, directory
         shutil.rmtree(directory / MEMORY, ignore_errors=True)  # of a trainer that was killed
-        self.algo = rated_config(job, directory).callbacks(RatedAnswers).build_algo()
+        self.algo = rated_config(job, directory).build_algo()
         self.learner: Any = next(iter(self.algo.learner_group.foreach_learner(lambda learner: learner))).get()
         self.engine = self.algo.env_runner.engine
         (self.noted,) = (hook for hook in hooks(self.algo) if isinstance(hook, RatedAnswers))
@@ -230,13 +231,13 @@ def rated_config(job: Job, directory: Path) -> Any:
     values |= {"kl_coeff": settings.kl, "kl_on_reused": "weighted"} if settings.kl else {}
     values |= {"advantage": "posterior", "group_size": 1, "num_prompts_per_batch": settings.slice_answers}
     values |= {"log_directory": str(directory.absolute()), "checkpoint_every": 1, "checkpoints_kept": 1}
-    values |= {"replay_reuse_fraction": 0.5, "replay_reuse_selection": "srl", "replay_revisit_fraction": 0.0}
-    values |= {"replay_retain": settings.retain}
+    values |= {**MEMORIES["uniform"], "replay_revisit_fraction": 0.0, "replay_retain": settings.retain}
+    values |= {"replay_reuse_fraction": 0.5, "replay_reuse_selection": "srl"}
     values |= {"replay_domains": [SERVED]} if settings.revisits else {}  # what is played is not reused
     values |= dict.fromkeys(("replay_max_age", "replay_max_uses"), 10**6)  # `RatedRun` removes what is too old
     # What people rate is stored whatever it is: secrets were left out when it was logged.
     values |= {"replay_admit": None, "replay_degenerate_share": None}
-    return build_config(values)
+    return build_config(values).callbacks(RatedAnswers)
 
 
 def group_of(answer: RatedTokens, now: int, good: float) -> Group:

@@ -4,17 +4,17 @@
     batch       add_to   held answers to the shards
     look back   report   cross-entropy, Delta and cosines to the metrics
 
-A domain is held unless it was among the *fresh* prompts of the last `retain_window` iterations. Revisits do not count:
-with them a domain would be released when holding it matters. Prompts in the batch are left out. The weight is `retain`
-times the pass rate of the fresh prompts that the environment pays, 1 without any: what cannot be done yet is learned
-first, and held domains then recover.
+A domain is held unless it has a share of the *fresh* prompts, or was among them in the last `retain_window` iterations.
+Revisits do not count: with them a domain would be released when holding it matters. Prompts in the batch are left out.
+The weight is `retain` times the pass rate of the fresh prompts that the environment pays, 1 without any: what cannot be
+done yet is learned first, and held domains then recover.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
@@ -50,16 +50,26 @@ class Retention:
         self._watch = RetentionWatch(settings)
         self._compared: tuple[str, ...] = ()
 
-    def draw(self, groups: Sequence[GroupMeta], reused: Sequence[GroupMeta], now: int) -> list[GroupMeta]:
-        """Draw the answers that this iteration's update holds; `groups` are those that it has played."""
+    def draw(
+        self, groups: Sequence[GroupMeta], reused: Sequence[GroupMeta], now: int, learned: Collection[str] = ()
+    ) -> list[GroupMeta]:
+        """Draw the answers that this iteration's update holds.
+
+        Args:
+            groups: those that the iteration has played.
+            reused: those that its update trains on again.
+            now: number of the iteration.
+            learned: domains with a share of its fresh prompts; they are not held.
+        """
         fresh = [group for group in groups if group.origin == "fresh"]
         paid = [group for group in fresh if group.has_reward_G is None]  # the others teach nothing before people rate
         self.weight = self._settings.retain * pass_rate(paid, self._settings.pass_reward)
         self._fresh_at |= {group.prompt.domain: now for group in fresh}
-        learned = [domain for domain, at in self._fresh_at.items() if now - at < self._settings.retain_window]
+        recent = {domain for domain, at in self._fresh_at.items() if now - at < self._settings.retain_window}
+        without = sorted(recent.union(learned))
         keys = self.left_out([*groups, *reused])
         start = time.perf_counter()
-        held = self._memory.draw_answers(self._settings.retain_answers, now, learned, sorted(keys))
+        held = self._memory.draw_answers(self._settings.retain_answers, now, without, sorted(keys))
         self._counts = {"memory_s": time.perf_counter() - start}
         self._watch.observe(groups, held)
         self._compared = () if now % COMPARED_EVERY else tuple(sorted({group.prompt.domain for group in held}))
