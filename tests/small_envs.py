@@ -118,7 +118,7 @@ def small_config(model_dir: Path, directory: Path, env: str = "Even", **env_conf
         .learners(num_cpus_per_learner=0.25)
         .training(lr=1e-3, num_prompts_per_batch=4, group_size=4, compute_dtype="float32")
         .training(checkpoint_every=0, log_directory=str(directory))
-        .replay(revisit_fraction=0.0, reuse_fraction=0.0, capacity=0)  # tests of the memory switch it on
+        .replay("none")  # tests of the memory switch it on
         .evaluation(evaluation_duration=8)
         .resources(num_cpus_for_main_process=0.25)
         .debugging(seed=1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rllib_srl.algorithm.named import MEMORIES
 from rllib_srl.common.environments import resolve
 from rllib_srl.curriculum.streams import make_stream
 from rllib_srl.studies.study import Arm, Domain, Primary, Study
@@ -32,6 +33,7 @@ COMMON: dict[str, Any] = {
     "max_episode_tokens": 512,
     "num_transcripts": 0,
     "evaluation_duration": 768,
+    **MEMORIES["uniform"],
 }
 # At the rate of the others plain GRPO forgets far more: it gets the one at which it does best (docs/LOG.md).
 NO_REPLAY: dict[str, Any] = {"lr": 5e-5, "replay_revisit_fraction": 0.0, "replay_capacity": 0}

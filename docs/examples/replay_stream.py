@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> None:
         .debugging(seed=arguments.seed)
     )
     if arguments.no_replay:
-        config.replay(capacity=0, revisit_fraction=0.0, reuse_fraction=0.0)
+        config.replay("none")
     else:
         config.replay(capacity=4096, revisit_fraction=0.4, reuse_fraction=0.25, domains="all")
     algo = config.build_algo()

@@ -25,11 +25,12 @@ def _memory(**changes: Any) -> dict[str, Any]:
     return {f"{ReplaySettings.prefix}{name}": value for name, value in values.items()}
 
 
+_UNIFORM = {"revisit_fraction": 0.25, "retain": 0.0, "spacing": "none", "selection": "uniform", "diversity_coeff": 0.0}
 MEMORIES: dict[str, dict[str, Any]] = {
-    "none": _memory(revisit_fraction=0.0, capacity=0),
-    "uniform": _memory(),
-    "balanced": _memory(selection="balanced"),
-    "srl": _memory(spacing="fsrs", selection="srl", diversity_coeff=0.5, retain=1.0),
+    "none": _memory(**_UNIFORM | {"revisit_fraction": 0.0, "capacity": 0}),
+    "uniform": _memory(**_UNIFORM),
+    "balanced": _memory(**_UNIFORM | {"selection": "balanced"}),
+    "srl": _memory(revisit_fraction=0.1, retain=1.0, spacing="fsrs", selection="srl", diversity_coeff=0.5),
 }
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "grpo": {"loss": "grpo", **MEMORIES["none"]},

@@ -87,7 +87,8 @@ def warnings_of(config: Any) -> list[str]:
     ]
     idle = [(name, getattr(config, name), text) for is_idle, name, text in rows if is_idle]
     kept = [row for row in idle if memory.is_on or not row[0].startswith(ReplaySettings.prefix)]
-    return [f"{name} = {value!r} {text}" for name, value, text in kept if value != SETTINGS[name].initial]
+    given = [row for row in kept if row[1] not in (SETTINGS[row[0]].initial, 0, "none", "uniform")]
+    return [f"{name} = {value!r} {text}" for name, value, text in given]
 
 
 def _unknown(config: Any) -> Iterator[str]:

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from rllib_srl.algorithm.named import MEMORIES
 from rllib_srl.cli.serving.served_directory import Address, DirectoryError, ServedDirectory, address_in, ask
 from rllib_srl.cli.shared.cluster import hushed_stderr
 from rllib_srl.cli.shared.display import printable_lines, showing_progress
@@ -54,7 +55,7 @@ OF_ENGINE = (*OF_RUN, "num_gpus_per_env_runner", "seed")
 FLAGS = (*OF_ENGINE, "prompt_format")
 # A config has many settings without effect here. These need no learner, no memory and no prompts of the run.
 NO_TRAINING = {"env": "copy_words", "num_cpus_per_env_runner": 0, "num_learners": 0, "num_gpus_per_learner": 0}
-NO_TRAINING |= {"replay_capacity": 0, "replay_revisit_fraction": 0.0, "replay_reuse_fraction": 0.0}
+NO_TRAINING |= MEMORIES["none"]
 CONTEXT = 4096  # most tokens of a conversation, unless the run or a flag has more
 MAX_TOKENS = 256  # of a reply
 PROMPT = "> "

@@ -57,7 +57,7 @@ def config_of(args: argparse.Namespace, directory: Path) -> SRLConfig:
         .training(num_prompts_per_batch=4 if args.short else 16, group_size=4, lr=1e-5, checkpoint_every=0)
         .training(log_directory=str(directory / "run"), activation_checkpointing=bool(args.random or args.offload))
         .training(lora_rank=16 if args.lora else 0, optimizer_name=args.optimizer)
-        .replay(revisit_fraction=0.0, reuse_fraction=0.0, capacity=0)
+        .replay("none")
         .debugging(seed=1)
     )
     if args.fsdp:

@@ -74,7 +74,7 @@ def test_an_error_yields_one_line_with_value_and_mend(config, name, value, expec
 
 
 AHEAD = {"max_lag": 1}
-OFF = {"replay_capacity": 0, "replay_revisit_fraction": 0.0}
+OFF = {"replay": "none"}
 
 
 @pytest.mark.parametrize(("settings", "expected"), [

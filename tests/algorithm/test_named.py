@@ -73,7 +73,7 @@ def test_a_memory_replaces_that_of_the_algorithm_and_a_later_name_an_earlier_one
     ]
     assert all(values_of(one) == values_of(made) for one in same)
     loss = {"grpo": "grpo", "dapo": "dapo"}.get(algorithm)
-    retain, capacity, share = {"none": (0.0, 0, 0.0), "srl": (1.0, 65_536, 0.25)}.get(memory, (0.0, 65_536, 0.25))
+    retain, capacity, share = {"none": (0.0, 0, 0.0), "srl": (1.0, 65_536, 0.1)}.get(memory, (0.0, 65_536, 0.25))
     found = (made.loss, made.replay_retain, made.replay_capacity, made.replay_revisit_fraction)
     assert found == (loss, retain, capacity, share)
     needs = "advantage = 'posterior' with replay_capacity = 0; expected a memory, which keeps the history"

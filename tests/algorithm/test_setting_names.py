@@ -68,7 +68,8 @@ def test_each_setting_that_belongs_to_another_is_listed():
 def test_a_setting_is_refused_without_the_one_that_it_belongs_to(config, name):
     value, beside = BELONGING[name]
     default = {"tis_clip_max": {"correction": "none"}}.get(name, {})
-    (line,) = config_errors(config.copy(copy_frozen=False).update_from_dict({name: value, **default}))
+    off = config.replay("uniform").copy(copy_frozen=False).update_from_dict({name: value, **default})
+    (line,) = config_errors(off)
     needed = SETTINGS[name].needs[0]
     assert line.startswith(f"{name} = {value!r} with {needed} = ") and f"; expected it only with {needed} " in line
     assert config_errors(config.update_from_dict({name: value, **beside})) == []
@@ -77,7 +78,7 @@ def test_a_setting_is_refused_without_the_one_that_it_belongs_to(config, name):
 @pytest.mark.parametrize(("settings", "expected"), [
     ({"replay_spacing": "fsrs", "replay_spacing_config": {"growth": 2}}, "fsrs' has no parameters ['growth']"),
     ({"replay_spacing": "fixed", "replay_spacing_config": {"intervall": 1}}, "did you mean interval?"),
-    ({"replay_selection_config": {"kappa": 1}}, "expected none: it has no parameters"),
+    ({"replay_selection": "uniform", "replay_selection_config": {"kappa": 1}}, "expected none: it has no parameters"),
 ])  # fmt: skip
 def test_a_wrong_parameter_of_a_rule_has_one_line(config, settings, expected):
     (line,) = config_errors(config.update_from_dict(settings))
@@ -101,7 +102,7 @@ IDLE = {  # a value, and settings with which it is read
     "replay_reuse_selection": ("per", REUSED), "replay_max_uses": (9, REUSED), "replay_max_age": (9, REUSED),
     "replay_max_logp_gap": (None, REUSED), "kl_on_reused": ("weighted", {**REUSED, "kl_coeff": 0.1}),
     "replay_selection": ("per", REVISITED), "replay_min_recall_interval": (2, REVISITED),
-    "replay_domains": ("last", REUSED), "replay_diversity_coeff": (0.5, {**REVISITED, "replay_selection": "srl"}),
+    "replay_domains": ("last", REUSED), "replay_diversity_coeff": (0.4, {**REVISITED, "replay_selection": "srl"}),
     "longest_answer": (9, {"aggregation": "constant"}),
 }  # fmt: skip
 
@@ -110,7 +111,7 @@ IDLE = {  # a value, and settings with which it is read
 def test_settings_without_effect_are_warned_of(name):
     value, beside = IDLE[name]
     off = {"replay_revisit_fraction": 0.0, "kl_coeff": beside.get("kl_coeff", 0.0)}
-    config = SRLConfig().environment("compare").update_from_dict({**off, name: value})
+    config = SRLConfig().environment("compare").replay("uniform").update_from_dict({**off, name: value})
     assert [line.partition(" has no effect")[0] for line in warnings_of(config)] == [f"{name} = {value!r}"]
     drawn = config.update_from_dict(beside)
     assert warnings_of(drawn) == [] and config_errors(drawn) == []
@@ -119,12 +120,12 @@ def test_settings_without_effect_are_warned_of(name):
 def test_warnings_have_the_users_names_and_are_logged_once(caplog, monkeypatch):
     monkeypatch.setattr("rllib_srl.algorithm.settings._warned", set())
     config = SRLConfig().environment("compare", env_config={"num_shots": 0}).rl_module(model_config={"model": "tiny"})
-    config.replay(history_half_life=3.0, spacing="fsrs")
+    config.replay("uniform", history_half_life=3.0, spacing="fixed")
     config.env_runners(max_turn_tokens=8, max_episode_tokens=128)
     with caplog.at_level(logging.WARNING, "rllib_srl"):
         config.validate()
         config.copy(copy_frozen=False).validate()  # as a run does
-    starts = ["replay_history_half_life = 3.0 changes metrics only", "replay_spacing = 'fsrs' with replay_selection = "]
+    starts = "replay_history_half_life = 3.0 changes metrics only", "replay_spacing = 'fixed' with replay_selection = "
     found = [record.getMessage() for record in caplog.records if record.getMessage().startswith("replay_")]
     assert len(found) == 2 and all(line.startswith(start) for line, start in zip(found, starts, strict=True))
     assert warnings_of(SRLConfig().environment("compare")) == []

@@ -148,7 +148,7 @@ def config(config):
 
 def test_the_name_alone_and_parameters_are_accepted_with_a_memory(config):
     assert config_errors(config) == []
-    alone = config.copy(copy_frozen=False).replay(capacity=0, revisit_fraction=0.0, reuse_fraction=0.0)
+    alone = config.copy(copy_frozen=False).replay("none")
     (error,) = config_errors(alone)
     assert error == "advantage = 'posterior' with replay_capacity = 0; expected a memory, which keeps the history"
     assert (config.loss_settings().prior_weight, config.loss_settings().min_surprise) == (2.0, 0.1)

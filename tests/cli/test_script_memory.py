@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rllib_srl.algorithm.named import MEMORIES
 from rllib_srl.replay import store
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.reading import reading
@@ -62,8 +63,9 @@ def test_show_tells_the_item_and_what_was_said(run: Path, capsys: pytest.Capture
 
 
 def test_a_memory_without_a_spacing_rule_speaks_of_visits(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """The default: nothing is due and nothing predicts recall, so no command shows either."""
-    buffer = SRLReplayBuffer(directory=tmp_path, admit=None, min_recall_interval=2, min_buffer_size=1)
+    """Nothing is due and nothing predicts recall, so no command shows either."""
+    plain = {name.removeprefix("replay_"): value for name, value in MEMORIES["uniform"].items()}
+    buffer = SRLReplayBuffer(directory=tmp_path, admit=None, min_recall_interval=2, min_buffer_size=1, **plain)
     buffer.add([a_group(1, (1, 1), 1), a_group(2, (1, 0), 1)], 1, "1.add")
     buffer.draw_prompts(0, 1, "1.draw_prompts")
     assert {prompt.prompt_id for prompt in buffer.draw_prompts(2, 5, "5.draw_prompts")} == {"p1", "p2"}
