@@ -61,12 +61,13 @@ class RolloutsAhead:
         """Start the thread; nothing is played yet, and the weights are of version 0.
 
         `restore` restarts lost runners with the weights of `version` and calls `restarted`, or raises. A runner that
-        does not end its slice within `slice_s + timeout_s` is lost. A wait for groups lasts `timeout_s` longer, so that
-        it outlasts a slice that hangs; after a restart of runners it begins anew.
+        does not end its slice within `slice_s + timeout_s` is lost. A wait lasts `timeout_s` longer, so that it
+        outlasts a slice that hangs; one for groups begins anew after a restart of runners.
         """
         self.version = 0  # version of the weights; changed by the main thread while the runners are at rest
         self._runners, self._restore = runners, restore
         self._slice_s, self._timeout_s, self._max_tries = slice_s, timeout_s, max_tries
+        self._wait_s = slice_s + 2 * timeout_s
         self._changed = threading.Condition()
         self._groups: dict[str, Launched] = {}  # by id, in the order of their launch
         self._in_slice: dict[int, tuple[PendingSlice, float]] = {}  # and the time from which it counts as lost
@@ -143,8 +144,8 @@ class RolloutsAhead:
             self._num_at_rest += 1
         try:
             with self._changed:
-                if not self._changed.wait_for(lambda: not self._in_slice, self._timeout_s + self._slice_s):
-                    raise ActorFailure(f"runners did not end their slice within {self._timeout_s:g} s")
+                if not self._changed.wait_for(lambda: not self._in_slice, self._wait_s):
+                    raise ActorFailure(f"runners did not end their slice within {self._wait_s:g} s")
             yield
         finally:
             with self._changed:
@@ -169,8 +170,7 @@ class RolloutsAhead:
         self._thread.join(self._slice_s + JOIN_S)
 
     def _wait(self, is_done: Callable[[], bool], what: str) -> None:
-        limit_s = 2 * self._timeout_s + self._slice_s
-        deadline = time.monotonic() + limit_s
+        deadline = time.monotonic() + self._wait_s
         while True:
             with self._changed:
                 self._changed.wait_for(
@@ -183,9 +183,9 @@ class RolloutsAhead:
                     return
                 lost = dict(self._lost)
             if not lost:
-                raise ActorFailure(f"{what} within {limit_s:g} s")
+                raise ActorFailure(f"{what} within {self._wait_s:g} s")
             self._restore(lost)
-            deadline = time.monotonic() + limit_s
+            deadline = time.monotonic() + self._wait_s
 
     def restarted(self, runners: Mapping[int, Failure]) -> int:
         """Play the groups of lost runners again, each on the same runner; return their number.
@@ -294,7 +294,8 @@ class RolloutsAhead:
             now = time.monotonic()
             for runner_id in [i for i, (_, end) in self._in_slice.items() if now > end]:
                 del self._in_slice[runner_id]
-                self._lost[runner_id] = Failure(f"gave no answer within {self._timeout_s:g} s", is_hung=True)
+                limit_s = self._slice_s + self._timeout_s
+                self._lost[runner_id] = Failure(f"gave no answer within {limit_s:g} s", is_hung=True)
                 self._changed.notify_all()
 
 

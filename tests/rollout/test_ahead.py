@@ -163,3 +163,19 @@ def test_a_runner_that_hangs_after_the_wait_began_is_restarted(monkeypatch):
     finally:
         ahead.close()
     assert restarts == [(1, True)]
+
+
+def test_coming_to_rest_outlasts_a_slice_that_hangs(monkeypatch):
+    runner = HungRunner()
+    monkeypatch.setattr(ahead_module, "ray", SimpleNamespace(wait=runner.wait))
+    ahead = RolloutsAhead(runner, lambda lost: ahead.restarted(lost), slice_s=0.1, timeout_s=1.0, max_tries=3)
+    try:
+        launch(ahead, ["a"], random.Random(0))
+        deadline = time.monotonic() + 30
+        while not runner.is_hung and time.monotonic() < deadline:
+            time.sleep(0.001)
+        with ahead.at_rest():
+            assert runner.num == 3
+        assert [list(batch.stop_reasons) for batch in ahead.take(1)] == [["a"]]
+    finally:
+        ahead.close()
