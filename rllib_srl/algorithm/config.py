@@ -42,7 +42,7 @@ from rllib_srl.algorithm.resources import (
 )
 from rllib_srl.algorithm.settings import LONGEST_EPISODE, NO_ATTRIBUTES, PARTS, SETTINGS, settings_of, warn_once
 from rllib_srl.algorithm.validation import config_errors, warnings_of
-from rllib_srl.common.callbacks import callbacks_of
+from rllib_srl.common.callbacks import callbacks_of, may_plan
 from rllib_srl.common.environments import Creator, resolve
 from rllib_srl.common.foreign_names import in_place_of
 from rllib_srl.common.loading import AGENT, LOSS_RULES, MEMORY_RULES, OWN_DATA, with_whole_paths
@@ -391,6 +391,10 @@ class SRLConfig(AlgorithmConfig):
     def may_draw(self, kind: str) -> bool:
         """Return whether the memory is ever drawn from for "revisit" or "reuse"."""
         return bool(getattr(self, f"replay_{kind}_fraction"))
+
+    def may_hold(self) -> bool:
+        """Return whether answers may be held: without a stream or plans of callbacks all domains are being learned."""
+        return bool(self.replay_retain) and (self.stream is not None or may_plan(self))
 
     def adapter_spec(self) -> AdapterSpec:
         """Return the form of the adapters; only with `lora_rank` above 0."""

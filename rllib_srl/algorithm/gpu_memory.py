@@ -26,7 +26,6 @@ from typing import Any
 
 from rllib_srl.algorithm.model_shape import SHAPES, ModelShape
 from rllib_srl.algorithm.resources import PlacementError, engine_memory_share, gpu_shares
-from rllib_srl.common.callbacks import may_plan
 from rllib_srl.learner.reference import START
 from rllib_srl.replay.diversity.neighbours import CARD_BYTES
 
@@ -48,7 +47,7 @@ READ = (  # settings that an estimate depends on
     *("num_env_runners", "num_learners", "engine_tensor_parallel_size", "engine_memory_utilization"),
     *("engine_max_num_seqs", "longest_episode", "micro_batch_tokens", "compute_dtype", "optimizer_name", "fsdp"),
     *("fsdp_gather_dtype", "lora_rank", "lora_send", "offload_frozen"),
-    *("activation_checkpointing", "loss_settings", "made_regularisers", "replay_settings", "stream", "callbacks_class"),
+    *("activation_checkpointing", "loss_settings", "made_regularisers", "replay_settings", "may_hold"),
 )
 CARDS = (24, 40, 80, 141)  # GiB; cards of the table in docs/gpu.md
 
@@ -99,7 +98,7 @@ def learner_need(shape: ModelShape, config: Any) -> Need:
             "weights": 4 * (num + (trained if config.lora_rank else 0)) / parts,
             "gradients": gradients,
             # `Conflict` has two copies of the last block, beside the gradient of a domain.
-            "held gradients": gradients + 8 * block / parts if _may_hold(config) else 0.0,
+            "held gradients": gradients + 8 * block / parts if config.may_hold() else 0.0,
             "optimiser": OPTIMIZER_BYTES[config.optimizer_name] * trained / parts,
             "bf16 copies": copies,
             "gathered layers": 2 * width * largest if config.fsdp else 0.0,
@@ -109,11 +108,6 @@ def learner_need(shape: ModelShape, config: Any) -> Need:
             "reserve": RESERVE,
         }
     )
-
-
-def _may_hold(config: Any) -> bool:
-    """Return whether a domain may ever be held: without a stream or plans of callbacks all are being learned."""
-    return config.replay_settings().retain > 0 and (config.stream is not None or may_plan(config))
 
 
 def _num_frozen(config: Any) -> int:

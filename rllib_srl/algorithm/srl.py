@@ -100,7 +100,7 @@ class SRL(SavedAlgorithm):
     """
 
     config: SRLConfig
-    retention: Retention | None = None  # with `replay_retain` above 0
+    retention: Retention | None = None  # if answers may be held
     ratings: RatingFeed | None = None  # once people have rated answers
     result_logs: tuple[Callable[[int, dict[str, Any]], None], ...] = ()  # called with each iteration and its result
 
@@ -176,12 +176,12 @@ class SRL(SavedAlgorithm):
 
     def make_retention(self, kind: Callable[..., Retention] | None = None) -> Retention | None:
         """Return a new retention of class `kind` (default: `Retention`); None if nothing is held."""
-        settings = self.config.replay_settings()
-        if not settings.retain:
+        if not self.config.may_hold():
             return None
         from rllib_srl.learner.group.retention import Retention
 
-        return (kind or Retention)(settings, self.memory, self.learners, self.config.sync_timeout_s)
+        settings, timeout_s = self.config.replay_settings(), self.config.sync_timeout_s
+        return (kind or Retention)(settings, self.memory, self.learners, timeout_s)
 
     def _make_weight_sync(self, model_dir: Path) -> WeightSync:
         config, timeout_s = self.config, self.config.sync_timeout_s

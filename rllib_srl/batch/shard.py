@@ -69,7 +69,7 @@ class TrainingShard(MultiAgentBatch):
         self.scales = list(scales)
         self.num_tokens = num_tokens
         self.num_reused_tokens = num_reused_tokens
-        self.retention: RetentionPart | None = None  # None: `replay_retain` is 0
+        self.retention: RetentionPart | None = None  # None: nothing is held
 
     @property
     def is_reused_P(self) -> np.ndarray:

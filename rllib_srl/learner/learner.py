@@ -2,7 +2,7 @@
 
     shard -> groups -> episodes -> micro-batches, reused and played separately   batch/layout.py
     for each reused micro-batch: forward, loss, backward                         scoring.py, objective.py
-    the same for each micro-batch of held answers, if `replay_retain` is above 0 retention.py
+    the same for each micro-batch of held answers                                retention.py
     norm of their gradient over all learners                                     gradients.py
     for each played micro-batch: forward, loss, backward, added to the same gradient
     sum gradients over learners -> clip -> step              RLlib's grad_clip and learning-rate schedule apply
@@ -74,7 +74,7 @@ class GRPOTorchLearner(TorchLearner):
     frozen: FrozenPolicies  # policies that score but are not trained, including the reference
     reference: FrozenPolicy | None  # of the KL; None without a KL term
     regularisers: Regularisers | None  # terms that keep the policy near what it has learned; None without any
-    retention: HeldAnswers | None  # stored answers that are held; None with `replay_retain` = 0
+    retention: HeldAnswers | None  # stored answers that are held; None if there are never any
     conflict: Conflict  # compares their gradient with the rest; set if they are held
     can_share_prefixes: bool  # whether micro-batches are tries; False pads
 
@@ -110,7 +110,7 @@ class GRPOTorchLearner(TorchLearner):
         is_exact = config.prefix_sharing and is_sharing_exact(self.scorer.score, self.model, config.max_episode_tokens)
         self.can_share_prefixes = bool(is_exact)
         self.retention = None
-        if config.replay_retain:
+        if config.may_hold():
             from rllib_srl.learner.retention import Conflict, HeldAnswers
 
             last = decoder_layers(self.model)[-1]

@@ -11,6 +11,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_srl.batch.retention import split
 from rllib_srl.batch.shard import build_shards
+from rllib_srl.contrib.sec import SEC
 from rllib_srl.learner.group.learners import Learners
 from rllib_srl.losses.retention import scales
 from rllib_srl.types import GroupMeta, Prompt
@@ -36,6 +37,7 @@ def held_answers():
 
 def config_of(model_dir):
     config = learner_config(model_dir).training(optimizer_name="sgd", lr=0.0, grad_clip=None)
+    config.callbacks(SEC)  # which plans shares of domains: without plans or a stream nothing is ever held
     return config.replay(retain=WEIGHT, revisit_fraction=0, reuse_fraction=0, capacity=100)
 
 

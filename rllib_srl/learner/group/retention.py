@@ -39,7 +39,7 @@ UPDATES = 20
 
 
 class Retention:
-    """Retention of a run with a memory and `replay_retain` above 0."""
+    """Retention of a run in which answers may be held."""
 
     def __init__(self, settings: ReplaySettings, memory: ReplayClient, learners: Learners, timeout_s: float) -> None:
         """Use the parts of a run."""
