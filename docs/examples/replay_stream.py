@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.no_replay:
         config.replay("none")
     else:
-        config.replay(capacity=4096, revisit_fraction=0.4, reuse_fraction=0.25, domains="all")
+        config.replay("uniform", capacity=4096, revisit_fraction=0.4, reuse_fraction=0.25, domains="all")
     algo = config.build_algo()
     try:
         for iteration in range(1, FIRST + SECOND + 1):

@@ -1,6 +1,6 @@
 """Replay fractions that follow forgetting: they rise while domains are being forgotten, and fall otherwise.
 
-    config.replay(revisit_fraction=0.25).callbacks("contrib.forgetting")
+    config.callbacks("contrib.forgetting")
 
     forgetting > threshold   up by rate (high - low)
     otherwise                down by the same step

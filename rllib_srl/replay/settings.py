@@ -66,10 +66,10 @@ class ReplaySettings(Settings):
 
     prefix = "replay_"
 
-    revisit_fraction: float = setting(0.25, "share of played prompts drawn from the memory, in [0, 1]", ge=0, le=1)
+    revisit_fraction: float = setting(0.1, "share of played prompts drawn from the memory, in [0, 1]", ge=0, le=1)
     reuse_fraction: float = setting(0.0, "share of trained groups drawn from the memory, in [0, 1)", ge=0, lt=1)
     retain: float = setting(
-        0.0, "weight of the loss on stored right answers of domains that are not learned now; 0: nothing is held", ge=0
+        1.0, "weight of the loss on stored right answers of domains that are not learned now; 0: nothing is held", ge=0
     )
     retain_answers: int = setting(16, "stored right answers that an update trains on", needs="retain", ge=1)
     retain_window: int = setting(
@@ -79,7 +79,7 @@ class ReplaySettings(Settings):
     groups_per_item: int = setting(2, "number of newest groups kept per item", ge=1)
     min_buffer_size: int = setting(16, "number of items below which nothing is revisited or reused", ge=0)
     spacing: Annotated[str, _rule_of("spacing")] = setting(
-        "none", 'when items are due: none (always) fsrs fixed, docs/memory.md, or "module:rule"'
+        "fsrs", 'when items are due: none (always) fsrs fixed, docs/memory.md, or "module:rule"'
     )
     spacing_config: dict[str, Any] = setting({}, "parameters of the spacing rule: interval (fixed)", _BY_NAME)
     desired_retention: float = setting(
@@ -92,7 +92,7 @@ class ReplaySettings(Settings):
         11.0, "updates of the policy after which the history of a prompt counts half", gt=0
     )
     selection: Annotated[str, _rule_of("selection")] = setting(
-        "uniform", 'rule that selects items to revisit (docs/memory.md), or "module:rule"'
+        "srl", 'rule that selects items to revisit (docs/memory.md), or "module:rule"'
     )
     reuse_selection: Annotated[str, _rule_of("reuse_selection")] = setting(
         "uniform", 'rule that selects groups to reuse (docs/memory.md), or "module:rule"'
@@ -112,7 +112,7 @@ class ReplaySettings(Settings):
         1.0, "maximum mean |log ratio| of a reused episode, nats per token; None: no maximum", gt=0
     )
     diversity_coeff: float = setting(
-        0.0, "strength of diversity in intervals of spacing and draws by srl; 0: no effect", ge=0
+        0.5, "strength of diversity in intervals of spacing and draws by srl; 0: no effect", ge=0
     )
     diversity_device: Literal["cpu", "gpu"] = setting(
         "cpu", 'where neighbours are searched: "cpu", or "gpu" (the extra faiss-gpu), docs/gpu.md'

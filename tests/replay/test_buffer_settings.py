@@ -52,4 +52,4 @@ def test_all_errors_are_named_at_once_before_anything_is_opened(tmp_path):
     assert all(name in str(caught.value) for name in ("capacity = -5", "spacing = 'never'", "max_uses = 0"))
     assert not (tmp_path / "new").exists()
     with pytest.raises(ValueError, match="capacity must be >= 1, got 0"):
-        SRLReplayBuffer(capacity=0, revisit_fraction=0.0, reuse_fraction=0.0)
+        SRLReplayBuffer(capacity=0, revisit_fraction=0.0, retain=0.0)

@@ -114,23 +114,23 @@ def test_an_item_is_not_compared_with_itself():
 
 
 @pytest.mark.parametrize(("given", "expected"), [
-    ({}, None),
-    ({"selection": "srl", "spacing": "fsrs"}, None),
-    ({"diversity_coeff": 0.5}, "ngram"),
-    ({"eviction": "least_diverse"}, "ngram"),
-    ({"embedding": "ngram"}, "ngram"),
-    ({"embedding": "ngram", "capacity": 0}, None),
+    ({}, "ngram"),
+    ({"capacity": 0}, None),
+    ({"diversity_coeff": 0.0}, None),
+    ({"diversity_coeff": 0.0, "eviction": "least_diverse"}, "ngram"),
+    ({"diversity_coeff": 0.0, "embedding": "ngram"}, "ngram"),
+    ({"diversity_coeff": 0.0, "embedding": "ngram", "capacity": 0}, None),
 ])  # fmt: skip
 def test_items_are_embedded_where_something_needs_it(given, expected):
     assert ReplaySettings(**given).embedding_used == expected
 
 
-def test_a_default_buffer_embeds_nothing():
+def test_without_diversity_nothing_is_embedded():
     script = (
         "import sys, numpy as np\n"
         "from rllib_srl.replay.rllib import RLlibReplayBuffer\n"
         "from tests.replay.groups import a_group\n"
-        "buffer = RLlibReplayBuffer(admit=None)\n"
+        "buffer = RLlibReplayBuffer(admit=None, diversity_coeff=0.0)\n"
         "buffer.add([a_group(i, 1, i) for i in range(4)], 1)\n"
         "assert buffer.draw_prompts(2, 2) and buffer.draw_groups(2, 2) and buffer.embedder is None\n"
         "assert not buffer.tables.items[buffer.tables.slots()]['has_vector'].any()\n"
@@ -147,7 +147,8 @@ def a_memory(directory, **given):
 
 
 def test_a_memory_keeps_the_embedding_that_it_was_written_with(tmp_path):
-    for name, first, second in (("off", {}, {"diversity_coeff": 0.5}), ("on", {"embedding": "ngram"}, {})):
+    off = {"diversity_coeff": 0.0}
+    for name, first, second in (("off", off, {}), ("on", {}, off)):
         buffer = a_memory(tmp_path / name, **first)
         buffer.add([a_group(0, 1)], 1)
         buffer.snapshot(tmp_path / f"{name}.copy")

@@ -51,7 +51,7 @@ class Shorthands(Settings):
         None, f"a paper's method: {' '.join(ALGORITHMS)}; sets its loss, groups and memory (docs/settings.md)"
     )
     replay: Literal[tuple(MEMORIES)] | None = setting(  # type: ignore[valid-type]
-        None, f"memory in one word, else uniform: {' '.join(MEMORIES)}"
+        None, f"memory in one word, else srl: {' '.join(MEMORIES)}"
     )
     data: Any = setting(None, "your own questions: a file or a hub data set")
     reward: Any = setting(None, "with data: reward functions, module:f, file.py:f or a URL")

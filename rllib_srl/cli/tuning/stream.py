@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rllib_srl.algorithm.named import MEMORIES
 from rllib_srl.algorithm.own_data import data_settings
 from rllib_srl.cli.shared.cluster import command
 from rllib_srl.cli.shared.flags import Program, integer_from, local_directory
@@ -35,7 +36,7 @@ from rllib_srl.curriculum.streams import stream_errors
 from rllib_srl.envs.math.data_place import kind_of, stem_of
 from rllib_srl.studies.records import read_study
 from rllib_srl.studies.study import Arm, Primary, Study
-from rllib_srl.tune_configs.arms import COMMON, NO_REPLAY, REVISITS, STAGE_TOKENS, domains_of
+from rllib_srl.tune_configs.arms import COMMON, NO_REPLAY, STAGE_TOKENS, domains_of
 from rllib_srl.tune_configs.streams import STREAMS
 
 MEMORY, NO_MEMORY = "memory", "no_memory"  # arms
@@ -147,7 +148,7 @@ def _stage_of(text: str) -> dict[str, Any]:
 def memory_in_words(settings: Mapping[str, Any]) -> str:
     """Return what the memory does with these settings."""
     parts = ["old prompts come back"] if settings["replay_revisit_fraction"] else []
-    parts += ["stored right answers are held"] if settings.get("replay_retain") else []
+    parts += ["stored right answers are held"] if settings["replay_retain"] else []
     text = ", ".join(parts) or "prompts are stored"
     return f"{text[0].upper()}{text[1:]}."
 
@@ -167,7 +168,7 @@ def study_of(
     of_memory = {setting: value for setting, value in settings.items() if setting.startswith(OF_MEMORY)}
     shared = {setting: value for setting, value in settings.items() if setting not in of_memory}
     without = {setting: value for setting, value in NO_REPLAY.items() if setting not in shared}
-    with_memory = {**REVISITS, **of_memory}
+    with_memory = {**MEMORIES["srl"], **of_memory}
     study = Study(
         name=re.sub(r"[^A-Za-z0-9_.+-]", "-", name),
         question="Does the memory raise the accuracy on these tasks, before and after they are learned?",
