@@ -72,6 +72,7 @@ def warnings_of(config: Any) -> list[str]:
         *((not may_reuse, name, NO_REUSE) for name in ("kl_on_reused", *(f"replay_{name}" for name in of_reuse))),
         *((not may_revisit, f"replay_{name}", NO_REVISIT) for name in ("selection", "min_recall_interval")),
         (not used, "replay_domains", "has no effect with both shares 0: no prompt or group is drawn"),
+        (not config.may_hold(), "replay_retain", "has no effect without a stream or a callback that plans"),
         (set(used) <= {*DATELESS}, "replay_diversity_coeff", "has no effect: no draw is by 'srl' or your own rule"),
         (not reads_history, "replay_history_half_life", f"changes metrics only: {history}"),
         (

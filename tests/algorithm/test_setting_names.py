@@ -98,12 +98,13 @@ def test_rules_of_groups_are_refused_with_groups_of_one():
 
 
 REUSED, REVISITED = ({f"replay_{kind}_fraction": 0.1} for kind in ("reuse", "revisit"))
+STAGES = [{"env": "compare", "iterations": 1}, {"env": "registers"}]
 IDLE = {  # a value, and settings with which it is read
     "replay_reuse_selection": ("per", REUSED), "replay_max_uses": (9, REUSED), "replay_max_age": (9, REUSED),
     "replay_max_logp_gap": (None, REUSED), "kl_on_reused": ("weighted", {**REUSED, "kl_coeff": 0.1}),
     "replay_selection": ("per", REVISITED), "replay_min_recall_interval": (2, REVISITED),
     "replay_domains": ("last", REUSED), "replay_diversity_coeff": (0.4, {**REVISITED, "replay_selection": "srl"}),
-    "longest_answer": (9, {"aggregation": "constant"}),
+    "longest_answer": (9, {"aggregation": "constant"}), "replay_retain": (2.0, {"env": None, "stream": STAGES}),
 }  # fmt: skip
 
 
