@@ -36,6 +36,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "grpo": {"loss": "grpo", **MEMORIES["none"]},
     "dapo": {"loss": "dapo", **MEMORIES["none"]},
     "spo": {
+        **MEMORIES["uniform"],
         "num_prompts_per_batch": 128,  # one episode each: as many episodes as 16 prompts of 8
         "group_size": 1,
         "advantage": "posterior",

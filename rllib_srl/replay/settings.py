@@ -150,7 +150,7 @@ class ReplaySettings(Settings):
 
     @property
     def embedding_used(self) -> str | None:
-        is_needed = self.diversity_coeff or self.eviction == "least_diverse"
+        is_needed = (self.diversity_coeff and not self._draws_by_other_facts) or self.eviction == "least_diverse"
         return (self.embedding or ("ngram" if is_needed else None)) if self.is_on else None
 
     @property
@@ -164,10 +164,15 @@ class ReplaySettings(Settings):
     @property
     def reads_recall(self) -> bool:
         """Return whether something needs reviews: spacing, or a rule that may read recall."""
+        is_plain = self._draws_by_other_facts and self.eviction in ("fifo", "least_diverse")
+        return self.has_due_dates or not is_plain
+
+    @property
+    def _draws_by_other_facts(self) -> bool:
+        """Return whether no draw reads due dates, recall or diversity."""
         from rllib_srl.replay.selection.rules import DATELESS
 
-        is_plain = {self.selection, self.reuse_selection} <= {*DATELESS} and self.eviction in ("fifo", "least_diverse")
-        return self.has_due_dates or not is_plain
+        return {self.selection, self.reuse_selection} <= {*DATELESS}
 
     @property
     def is_on(self) -> bool:

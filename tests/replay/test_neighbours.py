@@ -116,6 +116,8 @@ def test_an_item_is_not_compared_with_itself():
 @pytest.mark.parametrize(("given", "expected"), [
     ({}, "ngram"),
     ({"capacity": 0}, None),
+    ({"selection": "uniform"}, None),
+    ({"selection": "uniform", "reuse_selection": "srl"}, "ngram"),
     ({"diversity_coeff": 0.0}, None),
     ({"diversity_coeff": 0.0, "eviction": "least_diverse"}, "ngram"),
     ({"diversity_coeff": 0.0, "embedding": "ngram"}, "ngram"),
