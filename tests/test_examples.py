@@ -166,7 +166,7 @@ class TRLRun:
     def __init__(self, trl_memory: Any, directory: Path, rows: list[dict[str, Any]], **settings: Any) -> None:
         self.played: list[list[str]] = []  # by batch
         model = local_model("tiny")
-        self.memory = SRLReplayBuffer(directory=directory / "memory", decode=decoder_of(model))
+        self.memory = SRLReplayBuffer(revisit_fraction=0.25, directory=directory / "memory", decode=decoder_of(model))
         shape = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 2, "num_generations": 4}
         quick = {"max_completion_length": 6, "use_cpu": True, "bf16": False, "gradient_checkpointing": False}
         quiet = {"logging_steps": 1, "save_strategy": "no", "report_to": []}
