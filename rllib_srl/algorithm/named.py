@@ -30,7 +30,7 @@ MEMORIES: dict[str, dict[str, Any]] = {
     "none": _memory(**_UNIFORM | {"revisit_fraction": 0.0, "capacity": 0}),
     "uniform": _memory(**_UNIFORM),
     "balanced": _memory(**_UNIFORM | {"selection": "balanced"}),
-    "srl": _memory(revisit_fraction=0.1, retain=1.0, spacing="fsrs", selection="srl", diversity_coeff=0.5),
+    "srl": _memory(),
 }
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "grpo": {"loss": "grpo", **MEMORIES["none"]},

@@ -40,6 +40,7 @@ USED = frozenset(
     metrics_episode_collection_timeout_s disable_env_checking simple_optimizer
     """.split()  # noqa: SIM905
 )
+OFF = (0, "none", "uniform")  # values that ask for nothing special, so it does not matter that nothing reads them
 NO_REUSE = "has no effect with replay_reuse_fraction = 0: nothing is trained on again"
 NO_REVISIT = "has no effect with replay_revisit_fraction = 0: no prompt is drawn again"
 
@@ -88,7 +89,7 @@ def warnings_of(config: Any) -> list[str]:
     ]
     idle = [(name, getattr(config, name), text) for is_idle, name, text in rows if is_idle]
     kept = [row for row in idle if memory.is_on or not row[0].startswith(ReplaySettings.prefix)]
-    given = [row for row in kept if row[1] not in (SETTINGS[row[0]].initial, 0, "none", "uniform")]
+    given = [row for row in kept if row[1] not in (SETTINGS[row[0]].initial, *OFF)]
     return [f"{name} = {value!r} {text}" for name, value, text in given]
 
 
