@@ -28,6 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,8 @@ OF_THE_PROCESS = re.compile(
     r"|num_groups_played_again|date|pid|hostname|node_ip|num_outstanding_async_reqs"
 )
 COUNTS = re.compile(r"^(training_iteration|env_runners/num_groups|env_runners/num_episodes|replay/num_groups_lost)$")
-RUN_S, KILL_S, GONE_S = 300.0, 180.0, 30.0  # for a run without kills, more for each kill, for a death
+RUN_S, KILL_S = 300.0, 180.0  # for a run without kills, more for each kill
+THERE_S, GONE_S = 120.0, 30.0  # until a process is there, which an engine that starts again is late, and until it ended
 
 
 # --- the command that is supervised ---------------------------------------------------------------
@@ -120,15 +122,18 @@ def kill(title: str) -> None:
     """Kill one process below this one, and wait until it is gone; this one for the title ""."""
     if not title:
         os.kill(os.getpid(), signal.SIGKILL)
-    deadline = time.monotonic() + GONE_S
+    deadline = time.monotonic() + THERE_S
     while time.monotonic() < deadline:  # it may be on its way back from the last kill
+        names = []
         for process in psutil.Process().children(recursive=True):
-            if (process.cmdline() or [""])[0].startswith(title) or process.name().startswith(title):
-                process.kill()
-                process.wait(GONE_S)
-                return
+            with suppress(psutil.NoSuchProcess):  # it ended meanwhile
+                names += (both := [(process.cmdline() or [""])[0], process.name()])
+                if any(name.startswith(title) for name in both):
+                    process.kill()
+                    process.wait(GONE_S)
+                    return
         time.sleep(0.1)
-    raise RuntimeError(f"no process {title} is there")
+    raise RuntimeError(f"no process {title} was there within {THERE_S:g} s, but {', '.join(sorted(set(names)))}")
 
 
 # --- runs and their comparison --------------------------------------------------------------------
