@@ -92,16 +92,17 @@ _UNCHANGED = SRLCallback.change_plan
 
 def hooks(algorithm: Algorithm) -> list[SRLCallback]:
     """Return the callbacks of an algorithm that are `SRLCallback`s."""
-    callbacks = algorithm.callbacks
-    listed = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
-    return [callback for callback in listed if isinstance(callback, SRLCallback)]
+    return [callback for callback in listed(algorithm.callbacks) if isinstance(callback, SRLCallback)]
 
 
 def may_plan(config: Any) -> bool:
     """Return whether a callback of a config changes plans."""
-    classes = config.callbacks_class
-    listed = classes if isinstance(classes, list | tuple) else [classes]
-    return any(getattr(one, "change_plan", _UNCHANGED) is not _UNCHANGED for one in listed)
+    return any(getattr(one, "change_plan", _UNCHANGED) is not _UNCHANGED for one in listed(config.callbacks_class))
+
+
+def listed(callbacks: Any) -> Sequence[Any]:
+    """Return RLlib's callbacks, or their classes, which are one or several, as a sequence."""
+    return callbacks if isinstance(callbacks, list | tuple) else [callbacks]
 
 
 def call_finished(

@@ -32,6 +32,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.checkpoints import Checkpointable
 from ray.rllib.utils.metrics import NUM_EPISODES
 
+from rllib_srl.common.callbacks import listed
 from rllib_srl.common.remote_calls import Place
 from rllib_srl.engine import import_engine, make_engine
 from rllib_srl.engine.fingerprint import Fingerprint
@@ -180,8 +181,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         # The same callable for the runner's lifetime: `EnvPool` discards the instances of another one.
         self.envs = {env_id: partial(creator, configs[env_id]) for env_id, creator in self.creators.items()}
         self._in_play: GroupsInPlay | None = None
-        classes = self.config.callbacks_class
-        self._callbacks = [cls() for cls in (classes if isinstance(classes, list | tuple) else [classes])]
+        self._callbacks = [cls() for cls in listed(self.config.callbacks_class)]
 
     # --- playing ------------------------------------------------------------------------------
 
