@@ -55,8 +55,8 @@ NAMES = """
 
 `.training("dapo")` or `--algorithm dapo` sets these, `.replay("srl")` or `--replay srl` those of a memory, which
 replaces that of the algorithm. A setting that you give beside the name wins, and a later name replaces an earlier one.
-Of a memory's shares, retention, capacity, spacing, selection and diversity, those that are not listed get their
-defaults.
+Of a memory's shares, retention, spacing, selection and diversity, those that are not listed get their defaults; its
+capacity stays as it is, so that a resumed run which gets another memory drops nothing.
 
 | name | sets | source |
 |---|---|---|

@@ -16,11 +16,14 @@ from typing import Any
 from rllib_srl.common.foreign_names import nearest
 from rllib_srl.replay.settings import ReplaySettings
 
-_OF_MEMORY = ("revisit_fraction", "reuse_fraction", "retain", "capacity", "spacing", "selection", "diversity_coeff")
+_OF_MEMORY = ("revisit_fraction", "reuse_fraction", "retain", "spacing", "selection", "diversity_coeff")
 
 
 def _memory(**changes: Any) -> dict[str, Any]:
-    """Return all settings that the name of a memory sets: the defaults, some of them changed."""
+    """Return all settings that the name of a memory sets: the defaults, some of them changed.
+
+    Its capacity is left as it is, so that a run which is resumed with another memory drops nothing.
+    """
     values = {name: ReplaySettings.model_fields[name].default for name in _OF_MEMORY} | changes
     return {f"{ReplaySettings.prefix}{name}": value for name, value in values.items()}
 
@@ -76,11 +79,11 @@ def named_settings(names: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: a name is unknown.
     """
-    named: dict[str, Any] = {}
-    for kind in TABLES:
-        if names.get(kind) is not None:
-            named |= settings_of_name(kind, names[kind])
-    return named
+    algorithm, memory = [
+        {} if names.get(kind) is None else settings_of_name(kind, names[kind]) for kind in ("algorithm", "replay")
+    ]
+    replaced = MEMORIES["none"].keys() if memory else ()
+    return {**{name: value for name, value in algorithm.items() if name not in replaced}, **memory}
 
 
 def without_names(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -80,6 +80,12 @@ def test_a_memory_replaces_that_of_the_algorithm_and_a_later_name_an_earlier_one
     assert config_errors(made) == ([needs] if names == {"algorithm": "spo", "replay": "none"} else [])
 
 
+@pytest.mark.parametrize("name", ["uniform", "balanced", "srl"])
+def test_a_memory_by_name_keeps_the_capacity_of_the_run_that_it_resumes(name):
+    flags = given_settings(train.main.parse(["--env", "compare", "--model", "tiny", "--replay", name]))
+    assert "replay_capacity" not in flags and flags.keys() >= MEMORIES["none"].keys() - {"replay_capacity"}
+
+
 def test_an_unknown_name_is_one_line():
     with pytest.raises(ValueError, match="^algorithm = 'dappo'; expected one of 'grpo', .*; did you mean 'dapo'\\?$"):
         SRLConfig().training("dappo")
