@@ -19,6 +19,7 @@ from rllib_srl.people.gates import Change, Verdict
 from rllib_srl.studies.records import write_whole
 
 CONTEXT = 4096  # most tokens of a conversation
+MAX_TOKENS = 256  # of an answer, unless a request says otherwise
 RANK = 16  # of the adapters, unless a flag says otherwise
 
 

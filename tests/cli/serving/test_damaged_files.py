@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from rllib_srl.cli.serving import training
-from rllib_srl.cli.serving.serve import _until_stopped
+from rllib_srl.cli.serving.process import _until_stopped
 from tests.cli.serving.small_engine import gateway
 
 

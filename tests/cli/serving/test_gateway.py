@@ -15,7 +15,7 @@ import pytest
 
 from rllib_srl.cli.serving import version_files
 from rllib_srl.cli.serving.job import FileError, Job, Result
-from rllib_srl.cli.serving.serve import _until_stopped, explained
+from rllib_srl.cli.serving.process import _until_stopped, explained
 from rllib_srl.cli.serving.version_files import Canary, Continuation, checksums
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.people.gates import Change, Verdict
