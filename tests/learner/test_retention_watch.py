@@ -54,7 +54,7 @@ def test_a_held_domain_below_its_best_is_named_once():
     assert [bool(lines) for lines in found] == [i == first for i in range(len(found))]
     rate = (1 - RATE) ** (num_within + UPDATES)
     assert found[first] == [
-        f"'a' was held for {UPDATES} updates and still passes {rate:.0%} of its answers, at its best 100%: raise "
+        f"'a' was held for {UPDATES} updates and still passes {rate:.0%} of its revisits, at its best 100%: raise "
         "replay_retain (1), replay_retain_answers or replay_revisit_fraction"
     ]
 
@@ -81,6 +81,12 @@ def test_without_revisits_nothing_is_said_of_a_pass_rate_that_nobody_measures():
         it.observe([group_of("new", [1, 0])], [group_of("a", [1])])
         assert it.warnings({}) == []
     assert any(played(it, [0, 0], UPDATES))
+
+
+def test_revisits_are_compared_with_revisits_since_rules_draw_hard_prompts():
+    it = watch()
+    it.observe([group_of("a", [1, 1])] * 2 * LEAST_GROUPS, [])
+    assert not any(played(it, [1, 0], LEAST_GROUPS + 2 * UPDATES)) and it.get_state()["a"]["best"] == 0.5
 
 
 class Memory:

@@ -134,7 +134,7 @@ def _means(sums_3: np.ndarray) -> dict[str, float]:
 
 @dataclass
 class DomainRecord:
-    """A domain's pass rate over time. Invariant: `best` is at least `rate` once `num_groups` is `LEAST_GROUPS`."""
+    """Pass rate of a domain's revisits. Invariant: `best` is at least `rate` once `num_groups` is `LEAST_GROUPS`."""
 
     rate: float = 0.0  # faded pass rate
     num_groups: int = 0
@@ -146,11 +146,12 @@ class RetentionWatch:
     """Warns where retention fails. Invariant: one object gives each warning only once.
 
     conflict     cosine of the gradients of a domain's held answers and of the rest of the update below `CONFLICT`
-    below best   faded pass rate of a held domain more than `MARGIN` below its best, in `UPDATES` consecutive updates
-                 that also revisited it; without revisits its pass rate is unknown
+    below best   faded pass rate of a held domain's revisits more than `MARGIN` below their best, in `UPDATES`
+                 consecutive updates that also revisited it; without revisits it is unknown
 
-    The faded pass rate of a domain moves by `RATE` of the way to each of its played groups, fresh or revisited.
-    One batch of a few prompts does not move it by `MARGIN`: its standard deviation is at most a sixth of a group's.
+    The faded pass rate moves by `RATE` of the way to each revisited group. Fresh groups are not part of it: rules that
+    draw hard prompts would always be below a best that these have set. One batch of a few prompts does not move it by
+    `MARGIN`: its standard deviation is at most a sixth of a group's.
     """
 
     def __init__(self, settings: ReplaySettings) -> None:
@@ -164,11 +165,12 @@ class RetentionWatch:
 
     def observe(self, groups: Sequence[GroupMeta], held: Sequence[GroupMeta]) -> None:
         """Note the groups that were played in an iteration, and the answers that its update holds."""
-        for group in groups:
+        revisits = [group for group in groups if group.origin == "revisit"]
+        for group in revisits:
             if group.has_reward_G is None or group.has_reward_G.all():
                 self._note(group.prompt.domain, float(group.is_success_G(self._settings.pass_reward).mean()))
         self._held = {answer.prompt.domain for answer in held}
-        self._revisited = {group.prompt.domain for group in groups if group.origin == "revisit"}
+        self._revisited = {group.prompt.domain for group in revisits}
         fresh = Counter(group.prompt.domain for group in groups if group.origin == "fresh")
         self._learned = max(sorted(fresh), key=fresh.__getitem__, default="")
 
@@ -198,7 +200,7 @@ class RetentionWatch:
             record.num_below = record.num_below + 1 if is_below else 0
             if record.num_below >= UPDATES and self._is_new("below best", domain):
                 yield (
-                    f"{domain!r} was held for {UPDATES} updates and still passes {record.rate:.0%} of its answers, "
+                    f"{domain!r} was held for {UPDATES} updates and still passes {record.rate:.0%} of its revisits, "
                     f"at its best {record.best:.0%}: raise replay_retain ({self._settings.retain:g}), "
                     "replay_retain_answers or replay_revisit_fraction"
                 )
