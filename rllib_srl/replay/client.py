@@ -255,7 +255,8 @@ class ReplayClient:
         return self._do(now, RLlibReplayBuffer.drop_answers, list(env_ids))
 
     def _owed(self, slots: Slots, num: int) -> int:
-        return slots.owed(num) if self.is_on and self.num_items >= self.settings.min_buffer_size else 0
+        least = min(self.settings.min_buffer_size, self.settings.capacity)  # a full memory is always drawn from
+        return slots.owed(num) if self.is_on and self.num_items >= least else 0
 
     def set_fractions(self, revisit: float | None, reuse: float | None) -> None:
         """Change the replay fractions from now on; None leaves one unchanged. Carried remainders are kept."""

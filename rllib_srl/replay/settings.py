@@ -77,7 +77,9 @@ class ReplaySettings(Settings):
     )
     capacity: int = setting(65_536, "maximum number of items (prompts); 0: no memory", ge=0)
     groups_per_item: int = setting(2, "number of newest groups kept per item", ge=1)
-    min_buffer_size: int = setting(16, "number of items below which nothing is revisited or reused", ge=0)
+    min_buffer_size: int = setting(
+        16, "number of items below which nothing is revisited or reused, at most the capacity", ge=0
+    )
     spacing: Annotated[str, _rule_of("spacing")] = setting(
         "fsrs", 'when items are due: none (always) fsrs fixed, docs/memory.md, or "module:rule"'
     )

@@ -100,6 +100,14 @@ def test_nothing_is_owed_below_the_smallest_size(start):
     assert len(memory.draw_prompts(8, 3)) == 4 and memory.counts["num_revisits_owed"] == 4
 
 
+def test_a_full_memory_smaller_than_the_smallest_size_is_drawn_from(start):
+    memory = start(min_buffer_size=16, capacity=4)
+    played(memory, range(3), 1)
+    assert memory.draw_prompts(4, 2) == []
+    played(memory, range(3, 6), 2)
+    assert memory.num_items == 4 and len(memory.draw_prompts(4, 3)) == 2
+
+
 def test_the_same_iteration_tried_again_asks_anew(start):
     memory = start()
     first = played(memory, range(6), 1)
