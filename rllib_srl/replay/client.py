@@ -185,9 +185,8 @@ class ReplayClient:
 
     def __init__(self, settings: ReplaySettings, process: BufferProcess | None) -> None:
         self.settings, self.is_on = settings, process is not None
-        self.revisit_fraction = settings.revisit_fraction  # the one in use: callbacks may change both
-        self.reuse_fraction = settings.reuse_fraction
-        self._revisits, self._reuses = Slots(self.revisit_fraction), Slots(self.reuse_fraction, is_added=True)
+        self._revisits, self._reuses = Slots(0.0), Slots(0.0, is_added=True)
+        self.set_fractions()
         self._process = process
         self.num_items = 0
         self.counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
@@ -258,14 +257,13 @@ class ReplayClient:
         least = min(self.settings.min_buffer_size, self.settings.capacity)  # a full memory is always drawn from
         return slots.owed(num) if self.is_on and self.num_items >= least else 0
 
-    def set_fractions(self, revisit: float | None, reuse: float | None) -> None:
-        """Change the replay fractions from now on; None leaves one unchanged. Carried remainders are kept."""
-        if revisit is not None:
-            self.revisit_fraction = revisit
-            self._revisits.change(revisit)
-        if reuse is not None:
-            self.reuse_fraction = reuse
-            self._reuses.change(reuse)
+    def set_fractions(self, revisit: float | None = None, reuse: float | None = None) -> None:
+        """Set the replay fractions in use; None is that of the settings. Carried remainders are kept."""
+        settings = self.settings
+        self.revisit_fraction = settings.revisit_fraction if revisit is None else revisit
+        self.reuse_fraction = settings.reuse_fraction if reuse is None else reuse
+        self._revisits.change(self.revisit_fraction)
+        self._reuses.change(self.reuse_fraction)
 
     def look_back(self, reused: Sequence[GroupMeta], num_left_out: Mapping[str, int], now: int) -> None:
         """Drop the reused groups all of whose episodes were left out of the update; `num_left_out` is by group id."""

@@ -108,6 +108,16 @@ def test_a_full_memory_smaller_than_the_smallest_size_is_drawn_from(start):
     assert memory.num_items == 4 and len(memory.draw_prompts(4, 3)) == 2
 
 
+def test_a_planned_fraction_holds_for_its_plan_alone(start):
+    memory = start(revisit_fraction=0.25)
+    played(memory, range(8), 1)
+    nums = []
+    for now, planned in enumerate((0.75, None), 2):
+        memory.set_fractions(planned, None)
+        nums.append(len(memory.draw_prompts(4, now)))
+    assert nums == [3, 1]
+
+
 def test_the_same_iteration_tried_again_asks_anew(start):
     memory = start()
     first = played(memory, range(6), 1)
