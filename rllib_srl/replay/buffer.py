@@ -134,9 +134,10 @@ class SRLReplayBuffer:
         """Return an embedder if something needs one; a ValueError says that the items have another embedding."""
         name, written = self._embedding, state.get("embedding")
         if len(self.tables) and name != written:
+            without = "diversity_coeff = 0, no embedding and no least_diverse"
             raise ValueError(
-                f"this memory was written with embedding {written!r}, these settings need {name!r} (embedding, "
-                "diversity, least_diverse); expected the settings that wrote it, or a new memory"
+                f"this memory was written with embedding {written!r}, these settings need {name!r}; expected "
+                f"{f'embedding = {written!r}' if written else without}, or a new memory"
             )
         if name is None:
             return None
