@@ -13,6 +13,7 @@ from typing import Any
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 from rllib_srl.algorithm.loss_validation import errors_of_loss
+from rllib_srl.algorithm.named import named_settings
 from rllib_srl.algorithm.settings import NO_ATTRIBUTES, SETTINGS, errors_of
 from rllib_srl.common.foreign_names import FOREIGN, in_place_of
 from rllib_srl.common.setting_model import Clash, clashes, names_any
@@ -73,7 +74,10 @@ def warnings_of(config: Any) -> list[str]:
         *((not may_reuse, name, NO_REUSE) for name in ("kl_on_reused", *(f"replay_{name}" for name in of_reuse))),
         *((not may_revisit, f"replay_{name}", NO_REVISIT) for name in ("selection", "min_recall_interval")),
         (not used, "replay_domains", "has no effect with both shares 0: no prompt or group is drawn"),
-        (not config.may_hold(), "replay_retain", "has no effect without a stream or a callback that plans"),
+        *(
+            (not config.may_hold(), f"replay_{name}", "has no effect without a stream or a callback that plans")
+            for name in ("retain", "retain_answers", "retain_window")
+        ),
         (set(used) <= {*DATELESS}, "replay_diversity_coeff", "has no effect: no draw is by 'srl' or your own rule"),
         (not reads_history, "replay_history_half_life", f"changes metrics only: {history}"),
         (
@@ -89,7 +93,12 @@ def warnings_of(config: Any) -> list[str]:
     ]
     idle = [(name, getattr(config, name), text) for is_idle, name, text in rows if is_idle]
     kept = [row for row in idle if memory.is_on or not row[0].startswith(ReplaySettings.prefix)]
-    given = [row for row in kept if row[1] not in (SETTINGS[row[0]].initial, *OFF)]
+    named = named_settings(config._names)
+    given = [
+        (name, value, text)
+        for name, value, text in kept
+        if value not in OFF and (value != SETTINGS[name].initial or value != named.get(name, value))
+    ]
     return [f"{name} = {value!r} {text}" for name, value, text in given]
 
 

@@ -130,3 +130,13 @@ def test_warnings_have_the_users_names_and_are_logged_once(caplog, monkeypatch):
     found = [record.getMessage() for record in caplog.records if record.getMessage().startswith("replay_")]
     assert len(found) == 2 and all(line.startswith(start) for line, start in zip(found, starts, strict=True))
     assert warnings_of(SRLConfig().environment("compare")) == []
+
+
+@pytest.mark.parametrize("given", [{"spacing": "fsrs"}, {"diversity_coeff": 0.5}, {"retain": 1.0}])
+def test_a_default_that_a_named_memory_replaces_is_warned_of_if_given_again(given):
+    (name, value), config = next(iter(given.items())), SRLConfig().environment("compare")
+    (line,) = warnings_of(config.copy().replay("uniform", **given))
+    assert line.startswith(f"replay_{name} = {value!r} ")
+    assert warnings_of(config.replay(**{**given, "selection": "uniform"})) == []
+    (line,) = warnings_of(config.replay(retain_answers=8))
+    assert line.startswith("replay_retain_answers = 8 has no effect without a stream")
