@@ -131,11 +131,17 @@ def test_the_weight_is_multiplied_by_the_pass_rate_of_the_fresh_prompts():
     half, none, all_ = (group_of(name, rewards[name], seed=seed) for seed, name in enumerate(rewards))
     revisit = group_of("old", [1, 0], "revisit", seed=4)
     unpaid = replace(none, has_reward_G=np.zeros(4, bool))
-    cases = [([half], 1.5), ([half, none], 0.75), ([none], 0.0), ([all_, none, none], 1.0), ([revisit], 3)]
-    cases += [([half, unpaid], 1.5), ([unpaid], 3)]
+    cases = [([half], 1.5), ([half, none], 0.75), ([none], 0.0), ([all_, none, none], 1.0), ([revisit], 1.0)]
+    cases += [([half, unpaid], 1.5), ([unpaid], 3), ([none], 0.0)]
     for groups, weight in cases:
         term.draw(groups, [], 1)
         assert term.weight == pytest.approx(weight)
+    again = Retention(settings_of(retain=3.0), Memory(), None, 1.0)
+    again.draw([revisit], [], 1)
+    assert again.weight == 3.0  # no fresh prompt so far
+    again.set_state(term.get_state())
+    again.draw([revisit], [], 2)
+    assert again.weight == 0.0
 
 
 def test_reports_of_shards_are_means_an_answer():

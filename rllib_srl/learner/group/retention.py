@@ -7,7 +7,7 @@
 A domain is held unless it has a share of the *fresh* prompts, or was among them in the last `retain_window` iterations.
 Revisits do not count: with them a domain would be released when holding it matters. Prompts in the batch are left out.
 The weight is `retain` times the pass rate of the fresh prompts that the environment pays, 1 without any: what cannot be
-done yet is learned first, and held domains then recover.
+done yet is learned first, and held domains then recover. Where all prompts are revisits, the last pass rate counts.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class Retention:
         self._settings, self._memory, self._learners, self._timeout_s = settings, memory, learners, timeout_s
         self._fresh_at: dict[str, int] = {}  # domain -> last iteration in which it was among the fresh prompts
         self.weight = settings.retain  # weight of the loss in this update
+        self._rate = 1.0  # pass rate of the fresh prompts of the last iteration that had any
         self._counts: dict[str, float] = {}
         self._watch = RetentionWatch(settings)
         self._compared: tuple[str, ...] = ()
@@ -63,7 +64,8 @@ class Retention:
         """
         fresh = [group for group in groups if group.origin == "fresh"]
         paid = [group for group in fresh if group.has_reward_G is None]  # the others teach nothing before people rate
-        self.weight = self._settings.retain * pass_rate(paid, self._settings.pass_reward)
+        self._rate = pass_rate(paid, self._settings.pass_reward) if fresh else self._rate
+        self.weight = self._settings.retain * self._rate
         self._fresh_at |= {group.prompt.domain: now for group in fresh}
         recent = {domain for domain, at in self._fresh_at.items() if now - at < self._settings.retain_window}
         without = sorted(recent.union(learned))
@@ -99,11 +101,11 @@ class Retention:
         return {**self._counts, **of_all}, by_domain, warnings
 
     def get_state(self) -> dict[str, Any]:
-        """Return when each domain was last among the fresh prompts, and the state of warnings."""
-        return {"fresh_at": dict(self._fresh_at), "watch": self._watch.get_state()}
+        """Return when each domain was last among the fresh prompts, their pass rate, and the state of warnings."""
+        return {"fresh_at": dict(self._fresh_at), "rate": self._rate, "watch": self._watch.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        self._fresh_at = dict(state["fresh_at"])
+        self._fresh_at, self._rate = dict(state["fresh_at"]), state["rate"]
         self._watch.set_state(state["watch"])
 
 
