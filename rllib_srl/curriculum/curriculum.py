@@ -36,6 +36,13 @@ class Plan:
     weights: Mapping[str, float] = field(default_factory=dict)  # domain -> factor of its loss; 1 where it is missing
     num_reused: int | None = None  # if set, play nothing and train on this many stored groups
 
+    def __post_init__(self) -> None:
+        """Check the fractions; ValueError: one is out of its range."""
+        both = {"revisit_fraction": self.revisit_fraction, "reuse_fraction": self.reuse_fraction}
+        given = {name: float(share) for name, share in both.items() if share is not None}
+        if given and (errors := ReplaySettings.errors(given)):
+            raise ValueError(f"a plan has {'; '.join(errors)}")
+
 
 class Batch(NamedTuple):
     """Prompts to play; the first `num_revisits` were played before."""

@@ -4,6 +4,7 @@ import itertools
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from rllib_srl.batch.advantages import AdvantageBatch
 from rllib_srl.curriculum.curriculum import Curriculum, Plan, unknown_domains, weighted
@@ -60,6 +61,13 @@ def test_the_learned_domains_are_those_with_a_share_of_the_plan():
     assert curriculum.learned(Plan()) == {"even", "small", "large"}
     assert curriculum.learned(Plan(fresh={"odd": 0.5, "small": 0.5, "even": 0.0})) == {"odd", "small"}
     assert curriculum.learned(Plan(num_reused=4)) == set()
+
+
+def test_a_fraction_of_a_plan_is_checked():
+    assert Plan(revisit_fraction=1, reuse_fraction=0.5).revisit_fraction == 1
+    message = r"^a plan has revisit_fraction = -0.5; expected a number in \[0, 1\]; reuse_fraction = 1.0; expected"
+    with pytest.raises(ValueError, match=message):
+        Plan(revisit_fraction=-0.5, reuse_fraction=1.0)
 
 
 def test_the_warning_is_logged_when_a_run_starts(caplog):
