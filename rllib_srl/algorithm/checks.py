@@ -31,7 +31,6 @@ from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import ModelError, ModelSizes, cache_root, described_model, sizes_of
 from rllib_srl.learner.regularisers.regularisers import made, parameter_errors, size_errors
-from rllib_srl.replay.diversity.neighbours import NUMPY_UP_TO
 from rllib_srl.rollout.env_calls import EnvCalls
 from rllib_srl.rollout.player import first_ids
 from rllib_srl.rollout.replies import Reply, reset
@@ -98,11 +97,6 @@ def _of_packages(config: Any, is_memory_known: bool) -> Iterator[str]:
         )
     if not is_memory_known or not (settings := config.replay_settings()).is_on:
         return
-    if settings.embedding_used and settings.capacity > NUMPY_UP_TO and find_spec("faiss") is None:
-        yield (
-            f"replay_capacity = {settings.capacity!r} with diversity; expected at most {NUMPY_UP_TO}, or the package "
-            "faiss (pip install faiss-cpu)"
-        )
     if settings.searches_on_gpu:
         if not any(name.startswith("faiss-gpu") for name in packages_distributions().get("faiss", ())):
             yield (

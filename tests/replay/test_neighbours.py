@@ -38,12 +38,15 @@ def test_similarities_worked_by_hand():
 
 
 @settings(max_examples=40)
-@given(st.sets(st.integers(0, 40), max_size=20), st.integers(0, 2**31), st.booleans())
-def test_a_sort_gives_the_same_answers(ids, seed, by_faiss):
+@given(st.sets(st.integers(0, 40), max_size=20), st.integers(0, 2**31), st.booleans(), st.booleans())
+def test_a_sort_gives_the_same_answers(ids, seed, are_many, has_faiss):
     generator, ids_N = np.random.default_rng(seed), np.array(sorted(ids), np.int64)
     stored, queries, excluded = unit(generator, len(ids)), unit(generator, 3), [0, 1, -1]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(neighbours, "NUMPY_UP_TO", -1 if by_faiss else 100)
+        patch.setattr(neighbours, "NUMPY_UP_TO", -1 if are_many else 100)
+        if not has_faiss:
+            patch.setattr(neighbours, "find_spec", lambda name: None)
+            patch.setitem(sys.modules, "faiss", None)
         patch.setattr(neighbours, "_MOST_SIMILARITIES", 30)  # blocks of one to three queries
         found, similarity = nearest(queries, ids_N, stored, 5, excluded)
     for q, query in enumerate(queries.astype(np.float64)):

@@ -6,8 +6,9 @@
     novelty     mean cosine distance to the `NEIGHBOURS` nearest items, at most 1
     diversity   the mean of the two, in [0, 1] ──> shorter intervals, more draws by `srl`, eviction by `least_diverse`
 
-The k nearest are found exactly, by a product of numpy; beyond 32,768 vectors, or on a GPU, by faiss. The similarities
-of a few more candidates than asked for are computed again in float64, and ties are ordered by id.
+The k nearest are found exactly, by a product of numpy; beyond 32,768 vectors by faiss, if it is installed, and on a GPU
+always. The similarities of a few more candidates than asked for are computed again in float64, and ties are ordered by
+id, so that both find the same.
 
 Sources: Jiang et al. 2025, arXiv 2509.04575, section on prioritisation (variance and distance); Douze et al. 2024,
 arXiv 2401.08281 (faiss).
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -72,7 +74,7 @@ def nearest(
     if vectors_QD.shape[1] != stored_ND.shape[1]:
         raise ValueError(f"vectors have {vectors_QD.shape[1]} numbers; expected {stored_ND.shape[1]}, as those stored")
     num = min(len(ids_N), k + 1 + _MARGIN)
-    if device == "gpu" or len(ids_N) > NUMPY_UP_TO:
+    if device == "gpu" or (len(ids_N) > NUMPY_UP_TO and find_spec("faiss") is not None):
         rows_QM = _by_faiss(vectors_QD, stored_ND, num, device)
     else:
         rows_QM = _by_numpy(vectors_QD, stored_ND, num)
