@@ -117,7 +117,7 @@ def test_a_missing_extra_is_named(config, monkeypatch):
 def test_a_missing_package_of_an_engine_is_named_and_the_default_memory_needs_none(config, monkeypatch):
     found = checks.find_spec
     monkeypatch.setattr(checks, "find_spec", lambda name: None if name in ("vllm", "faiss") else found(name))
-    (engine,) = lines_of(config.env_runners(engine="vllm"))
+    (engine,) = lines_of(config.env_runners(engine="vllm").replay("srl"))
     assert engine.startswith("engine = 'vllm'; expected the package vllm")
 
 
