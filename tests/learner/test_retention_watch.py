@@ -34,6 +34,9 @@ def test_domains_in_conflict_are_named_once():
     (line,) = it.warnings({"old": -0.42})
     assert line.startswith("learning 'new' undoes 'old': the cosine of their gradients is -0.42.")
     assert it.warnings({"old": -0.9}) == [] and len(it.warnings({"far": -0.9, "old": -0.9})) == 1
+    for again, name in ((it, "new"), (watch(), "stored groups")):
+        again.observe([group_of("old", [1, 0], "revisit")], [])
+        assert again.warnings({"older": -0.9})[0].startswith(f"learning '{name}' undoes 'older':")
 
 
 def played(it, rewards, num, held=("a",)):

@@ -163,7 +163,7 @@ class RetentionWatch:
         self._warned: set[tuple[str, ...]] = set()
         self._held: set[str] = set()
         self._revisited: set[str] = set()
-        self._learned = ""
+        self._learned = "stored groups"  # domain of most fresh prompts, in the last iteration that had any
 
     def observe(self, groups: Sequence[GroupMeta], held: Sequence[GroupMeta]) -> None:
         """Note the groups that were played in an iteration, and the answers that its update holds."""
@@ -174,7 +174,7 @@ class RetentionWatch:
         self._held = {answer.prompt.domain for answer in held}
         self._revisited = {group.prompt.domain for group in revisits}
         fresh = Counter(group.prompt.domain for group in groups if group.origin == "fresh")
-        self._learned = max(sorted(fresh), key=fresh.__getitem__, default="")
+        self._learned = max(sorted(fresh), key=fresh.__getitem__, default=self._learned)
 
     def _note(self, domain: str, rate: float) -> None:
         record = self._records.setdefault(domain, DomainRecord(rate))
