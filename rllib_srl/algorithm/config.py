@@ -62,6 +62,12 @@ NAME_CODE = ("env", *_NAME_FILES)  # settings that name functions and classes of
 
 logger = logging.getLogger(__name__)
 
+# RLlib's grouped methods, for the hint at a setting that was given to another one
+_GROUPED = (
+    *("environment", "env_runners", "training", "learners", "evaluation", "rl_module", "callbacks", "debugging"),
+    *("reporting", "checkpointing", "fault_tolerance"),
+)
+
 # Settings that `validate` chooses together from the available GPUs, unless the user has set them
 PLACEMENT = ("num_gpus_per_env_runner", "num_gpus_per_learner", "num_learners", "colocate")
 
@@ -559,7 +565,17 @@ def _refusal(method: str, unknown: Sequence[str], known: Collection[str]) -> str
     """Return the error message for settings that a grouped method does not take, with a replacement for each."""
     lines = []
     for name in unknown:
-        home = next((f"it is a setting of {part.method}()" for part in PARTS if part.method and name in part.rows), "")
-        hint = home or in_place_of(name, known) or in_place_of(name, SETTINGS)
+        home = _home(name)
+        hint = f"it is a setting of {home}()" if home else in_place_of(name, known) or in_place_of(name, SETTINGS)
         lines.append(f"  {name}; expected no setting of that name here{f'; {hint}' if hint else ''}")
     return "\n".join([f"{method}() got unknown settings:", *lines])
+
+
+def _home(name: str) -> str:
+    """Return the grouped method that takes a setting, SRL's or RLlib's; "" if there is none."""
+    ours = [part.method for part in PARTS if part.method and name in settings_of(part.method)]
+    theirs = [
+        *(method for method in _GROUPED if method == name),
+        *(method for method in _GROUPED if name in inspect.signature(getattr(AlgorithmConfig, method)).parameters),
+    ]
+    return next(iter([*ours, *theirs]), "")

@@ -40,12 +40,14 @@ def test_what_would_change_the_sampled_distribution_is_refused_with_the_reason(n
 
 def test_the_config_gives_the_same_advice_however_names_come():
     with pytest.raises(TypeError) as caught:
-        SRLConfig().training(learning_rate=1e-5, num_generations=8, max_turns=3, lr=1e-5)
+        SRLConfig().training(learning_rate=1e-5, num_generations=8, max_turns=3, lr=1e-5, num_learners=2, seed=1)
     assert str(caught.value).splitlines() == [
         "training() got unknown settings:",
         "  learning_rate; expected no setting of that name here; use lr",
         "  max_turns; expected no setting of that name here; it is a setting of env_runners()",
         "  num_generations; expected no setting of that name here; use group_size",
+        "  num_learners; expected no setting of that name here; it is a setting of learners()",
+        "  seed; expected no setting of that name here; it is a setting of debugging()",
     ]
     with pytest.raises(TypeError, match=r"env_runners\(\) .*\n  rollout_n; "):
         SRLConfig().env_runners(rollout_n=4)
