@@ -67,7 +67,7 @@ OF_THE_PROCESS = re.compile(
 )
 COUNTS = re.compile(r"^(training_iteration|env_runners/num_groups|env_runners/num_episodes|replay/num_groups_lost)$")
 RUN_S, KILL_S = 300.0, 180.0  # for a run without kills, more for each kill
-THERE_S, GONE_S = 120.0, 30.0  # until a process is there, which an engine that starts again is late, and until it ended
+THERE_S, GONE_S = 120.0, 30.0  # for a process to appear (an engine takes a minute to start), and to end
 
 
 # --- the command that is supervised ---------------------------------------------------------------
