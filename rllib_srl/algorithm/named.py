@@ -79,11 +79,10 @@ def named_settings(names: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: a name is unknown.
     """
-    algorithm, memory = [
-        {} if names.get(kind) is None else settings_of_name(kind, names[kind]) for kind in ("algorithm", "replay")
-    ]
-    replaced = MEMORIES["none"].keys() if memory else ()
-    return {**{name: value for name, value in algorithm.items() if name not in replaced}, **memory}
+    chosen = {kind: settings_of_name(kind, names[kind]) for kind in TABLES if names.get(kind) is not None}
+    replaced = MEMORIES["none"].keys() if "replay" in chosen else ()
+    kept = {name: value for name, value in chosen.get("algorithm", {}).items() if name not in replaced}
+    return {**kept, **chosen.get("replay", {})}
 
 
 def without_names(values: Mapping[str, Any]) -> dict[str, Any]:
