@@ -44,6 +44,12 @@ def test_the_pool_is_the_earliest_due_and_then_a_sample_of_the_rested():
     assert pool(10, min_recall_interval=2) == [overdue, due]
     assert pool(10, domains=["products"]) == [overdue]
     assert tables.num_due(4) == 2
+    add_group(tables, due, born=2, size=8)  # people may still rate its answers: another visit would replace them
+    assert pool(10, max_age=2) == [overdue, rested] and pool(10, max_age=1) == [overdue, due, rested]
+    add_group(tables, rested, born=3, size=8, num_rewarded=1)
+    assert pool(10, max_age=2) == [overdue, rested]
+    tables.remove_item(due)
+    due = add(tables, 0, due=4, last_review=1)
     tables.remove_item(overdue)
     assert pool(10) == [due, rested] and tables.slots().tolist() == [0, 2, 3]
 

@@ -68,10 +68,10 @@ class Draws:
 
         Where due dates count, the earliest due items come first, and a uniform sample of the rested fills the pool;
         elsewhere, and if more than `max_num` qualify, all of it is a uniform sample. Due items are not tested against
-        `min_recall_interval`: their due date already includes it.
+        `min_recall_interval`: their due date already includes it. Items that wait for a rating are left out.
         """
         rows = self._tables.items
-        due_N, is_free_N = rows["due"], self._tables.items.is_used & self._is_in_domains()
+        due_N, is_free_N = rows["due"], self._tables.items.is_used & self._is_in_domains() & ~self._is_waiting(now)
         is_due_N = is_free_N & (due_N <= now)
         is_rested_N = is_free_N & (rows["last_review"] <= now - self._settings.min_recall_interval)
         if not self._is_by_due and np.count_nonzero(is_able_N := is_due_N | is_rested_N) > max_num:
@@ -98,6 +98,17 @@ class Draws:
         keys_N = (domain_N, *(rows[name][groups_N] for name in ("uses", "born", "seq")))
         groups_K: np.ndarray = groups_N[sample(max_num, generator, *keys_N)]
         return groups_K
+
+    def _is_waiting(self, now: int) -> np.ndarray:
+        """Return whether each item has a group without rewards that is young enough to be rated and reused.
+
+        Another visit would soon replace the answers that people are asked to rate.
+        """
+        groups = self._tables.groups
+        waits_N = groups.is_used & (groups["num_rewarded"] == 0) & (groups["born"] >= now - self._settings.max_age)
+        is_waiting_N = np.zeros(len(self._tables.items), bool)
+        is_waiting_N[groups["slot"][waits_N]] = True
+        return is_waiting_N
 
     def _sampled(self, is_wanted_N: np.ndarray, max_num: int, generator: np.random.Generator) -> np.ndarray:
         slots_N = np.flatnonzero(is_wanted_N)
