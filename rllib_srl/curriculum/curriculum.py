@@ -55,7 +55,7 @@ class Curriculum:
     """Chooses the prompts to play. Invariant: its only state is that of source and memory."""
 
     def __init__(self, source: PromptSource, memory: ReplayClient, metrics: MetricsLogger) -> None:
-        """Warn of domains in the memory's settings that no fresh prompt has.
+        """Warn of settings of the memory that the fresh prompts do not suit.
 
         Args:
             source: source of fresh prompts.
@@ -63,7 +63,7 @@ class Curriculum:
             metrics: the logger for the shares of domains.
         """
         self._source, self._memory, self._metrics = source, memory, metrics
-        for line in unknown_domains(memory.settings, source) if memory.is_on else ():
+        for line in unsuited(memory.settings, source) if memory.is_on else ():
             logger.warning(line)
 
     def fill(self, num: int, now: int, plan: Plan, in_play: Collection[str] = ()) -> Batch:
@@ -90,16 +90,24 @@ class Curriculum:
             self._metrics.log_value((PLANNER_RESULTS, *name), value, reduce="mean", window=1)
 
 
-def unknown_domains(settings: ReplaySettings, source: PromptSource) -> list[str]:
-    """Return a warning if the memory's setting `domains` names one of which the source is known to have no prompt."""
+def unsuited(settings: ReplaySettings, source: PromptSource) -> list[str]:
+    """Return warnings: too few prompts to draw any from the memory, and domains that no prompt has; unknown is fine."""
+    lines = []
+    is_drawn = settings.revisit_fraction or settings.reuse_fraction
+    prompts = source.listed(settings.min_buffer_size) if is_drawn else None
+    if prompts is not None and len(prompts) < min(settings.min_buffer_size, settings.capacity):
+        lines.append(
+            f"the run has {len(prompts)} training prompts, fewer than replay_min_buffer_size = "
+            f"{settings.min_buffer_size}: nothing is revisited or reused; expected {len(prompts)} or less"
+        )
     named = settings.domains if isinstance(settings.domains, list | tuple | set | frozenset) else ()
-    if not named or (known := source.known_domains()) is None or not (unknown := sorted(set(named) - known)):
-        return []
-    listed = ", ".join(map(repr, sorted(known)[:NUM_SHOWN])) + (", ..." if len(known) > NUM_SHOWN else "")
-    return [
-        f"replay_domains has {', '.join(map(repr, unknown))}, but no training prompt is of this domain; expected some "
-        f"of {listed}"
-    ]
+    if named and (known := source.known_domains()) is not None and (unknown := sorted(set(named) - known)):
+        listed = ", ".join(map(repr, sorted(known)[:NUM_SHOWN])) + (", ..." if len(known) > NUM_SHOWN else "")
+        lines.append(
+            f"replay_domains has {', '.join(map(repr, unknown))}, but no training prompt is of this domain; expected "
+            f"some of {listed}"
+        )
+    return lines
 
 
 def weighted(compared: AdvantageBatch, weights: Mapping[str, float]) -> AdvantageBatch:

@@ -78,7 +78,7 @@ class PromptSource:
         self._order: list[Prompt] = []  # prompts of the epoch; [] until its first one
         self._start()
         if order == "epochs":
-            self._epochs = self._listed(MAX_POOL)
+            self._epochs = self.listed(MAX_POOL)
             if self._epochs is None:
                 raise ValueError(
                     "prompt_order = 'epochs'; expected environments with a finite list of prompts, at most "
@@ -103,9 +103,9 @@ class PromptSource:
         self._left_out = prompt_ids
         self._start()
         if self._epochs is not None:
-            self._epochs = self._listed(MAX_POOL)
+            self._epochs = self.listed(MAX_POOL)
 
-    def _listed(self, limit: int) -> list[Prompt] | None:
+    def listed(self, limit: int) -> list[Prompt] | None:
         """Return all training prompts in an order independent of the seed; None for a stream or above `limit`."""
         if self._stream is not None or any(not hasattr(env.unwrapped, "prompt_ids") for env in self._envs.values()):
             return None

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rllib_srl.batch.advantages import AdvantageBatch
-from rllib_srl.curriculum.curriculum import Curriculum, Plan, unknown_domains, weighted
+from rllib_srl.curriculum.curriculum import Curriculum, Plan, unsuited, weighted
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import Prompt
@@ -40,16 +40,27 @@ def test_settings_of_domains_without_prompts_are_warned_of():
     settings = {"domains": ["od", "odd"]}
     source = source_of(even=Even, odd=Odd, mixed=Mixed)
     assert source.known_domains() == {"even", "odd", "small", "large"}
-    assert unknown_domains(ReplaySettings(**settings), source) == [
+    assert unsuited(ReplaySettings(**settings), source) == [
         "replay_domains has 'od', but no training prompt is of this domain; expected some of 'even', 'large', 'odd', "
         "'small'"
     ]
     untouched = source_of(even=Even, odd=Odd, mixed=Mixed)
     assert source.domain_weights() == untouched.domain_weights() and source.draw(9) == untouched.draw(9)
-    assert unknown_domains(ReplaySettings(**settings), source_of(odd=Odd, od=Even)) != []  # names of environments
-    assert unknown_domains(ReplaySettings(**settings), source_of(odd=Odd, endless=Endless)) == []  # it may come
+    assert unsuited(ReplaySettings(**settings), source_of(odd=Odd, od=Even)) != []  # names of environments
+    assert unsuited(ReplaySettings(**settings), source_of(odd=Odd, endless=Endless)) == []  # it may come
     for fine in ({"domains": ["even"]}, {}, {"domains": "last"}):
-        assert unknown_domains(ReplaySettings(**fine), source) == []
+        assert unsuited(ReplaySettings(**fine), source) == []
+
+
+def test_too_few_prompts_to_draw_any_from_the_memory_are_warned_of():
+    source = PromptSource({"even": Even}, {"even": {"num_prompts": 7}}, {"even": 1.0}, seed=1)
+    assert unsuited(ReplaySettings(), source) == [
+        "the run has 7 training prompts, fewer than replay_min_buffer_size = 16: nothing is revisited or reused; "
+        "expected 7 or less"
+    ]
+    for fine in ({"min_buffer_size": 7}, {"min_buffer_size": 0}, {"capacity": 7}, {"revisit_fraction": 0}):
+        assert unsuited(ReplaySettings(**fine), source) == []
+    assert unsuited(ReplaySettings(min_buffer_size=99), source_of(endless=Endless)) == []
 
 
 def test_the_learned_domains_are_those_with_a_share_of_the_plan():
