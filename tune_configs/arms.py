@@ -48,6 +48,10 @@ RETENTION = Arm(
     "retention", "held answers", "Stored right answers of earlier tasks are trained on again, by cross-entropy.",
     {"replay_revisit_fraction": 0.0, "replay_retain": 1.0},
 )  # fmt: skip
+PRESET = Arm(
+    "preset", "the default", 'The memory of `.replay("srl")`: answers are held, and old prompts come back when due.',
+    MEMORIES["srl"],
+)  # fmt: skip
 
 
 def _drawn_by(rule: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rllib_srl.studies.study import Primary, Study
-from rllib_srl.tune_configs.arms import ARMS, NO_REPLAY, RETENTION, on_stream
+from rllib_srl.tune_configs.arms import ARMS, NO_REPLAY, PRESET, RETENTION, on_stream
 
 STAGE_TOKENS = 6_000
 PRETRAINED = {
@@ -29,5 +29,5 @@ PLAIN = replace(ARMS["no_replay"], settings={name: value for name, value in NO_R
 def study() -> Study:
     """Return the study."""
     primary = Primary("retention", ("uniform", "no_replay"))
-    return on_stream("pretrained", module=__name__, doc=__doc__, arms=[RETENTION, "uniform", PLAIN], primary=primary,
-                     seeds=range(1, 9), tokens=STAGE_TOKENS, settings=PRETRAINED)
+    return on_stream("pretrained", module=__name__, doc=__doc__, arms=[RETENTION, "uniform", PLAIN, PRESET],
+                     primary=primary, seeds=range(1, 9), tokens=STAGE_TOKENS, settings=PRETRAINED)
