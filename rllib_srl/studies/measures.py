@@ -114,7 +114,7 @@ COSTS = {
     ),
     "num_trained_tokens": Measure(
         "trained tokens",
-        "Tokens in the loss; a reused token counts each time.",
+        "Tokens in the loss; a reused or held token counts each time.",
         "tokens",
         "",
         lambda c: float(c.num_trained_tokens_I[-1]),

@@ -47,7 +47,7 @@ class Evaluation:
     iteration: Count  # training iterations done
     accuracy: dict[str, Fraction]  # domain -> share of held-out prompts answered right
     num_generated_tokens: Count  # in training so far, revisits included
-    num_trained_tokens: Count  # in the loss so far; reused tokens count each time
+    num_trained_tokens: Count  # in the loss so far; reused and held tokens count each time
     seconds: Seconds  # training time so far
     num_probe_tokens: Count  # generated in evaluations so far, not part of the budget
     probe_s: Seconds

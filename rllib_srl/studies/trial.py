@@ -207,10 +207,11 @@ class StudyTrial(SRL):
         return groups, late
 
     def _learn(self, shards: Sequence[TrainingShard]) -> bool:
-        """Update, and count the trained tokens."""
+        """Update, and count the trained tokens, those of held answers included."""
         is_updated = super()._learn(shards)
         if is_updated:
-            num_tokens = shards[0].num_tokens + shards[0].num_reused_tokens
+            num_held = shards[0].retention.num_held_tokens if shards[0].retention else 0
+            num_tokens = shards[0].num_tokens + shards[0].num_reused_tokens + num_held
             self._spent.num_trained_tokens += num_tokens * self.config.num_epochs
         return is_updated
 

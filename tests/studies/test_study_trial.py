@@ -15,9 +15,11 @@ pytestmark = pytest.mark.slow
 TOKENS = 150  # of a stage; an iteration writes 4 x 4 answers of 1 to 3 tokens, 16 to 48
 MEMORY = {"replay_revisit_fraction": 0.25, "replay_reuse_fraction": 0.5, "replay_capacity": 64}
 STREAM = [{"env": f"tests.small_envs:{name}", "domain": name.lower(), "tokens": TOKENS} for name in ("Even", "Odd")]
+HELD = {"replay_revisit_fraction": 0.0, "replay_retain": 1.0, "replay_retain_answers": 3, "replay_retain_window": 1}
 ARMS = (
     Arm("srl", "SRL", "Old prompts come back.", {**MEMORY, "replay_min_buffer_size": 4}),
     Arm("no_replay", "no replay", "They do not."),
+    Arm("held", "held answers", "Old right answers do.", {**MEMORY, **HELD, "num_epochs": 2}),
 )
 
 
@@ -77,6 +79,16 @@ def test_it_is_evaluated_before_training_and_after_each_stage_and_the_budget_end
     assert before.num_probe_tokens > 0 and last.num_probe_tokens > before.num_probe_tokens
     assert before.peak_bytes > 1e8 and last.probe_s > 0 and last.seconds > 0
     assert not run_path(tmp_path / "results", "no_replay", 1).exists()
+
+
+def test_trained_tokens_are_played_reused_and_held_ones_in_every_epoch(make):
+    trial, before, num_held = make("held"), 0, 0.0
+    while not num_held:
+        result = trial.train()
+        learner, num_trained = result["learners"]["default_policy"], result["study"]["num_trained_tokens"]
+        num_held = result.get("retention", {}).get("num_held_tokens", 0)
+        assert num_trained - before == 2 * (learner["num_tokens"] + learner["reuse/num_tokens"] + num_held)
+        before = num_trained
 
 
 def test_measuring_changes_nothing_that_is_trained(make, tmp_path, monkeypatch):
