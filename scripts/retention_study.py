@@ -8,7 +8,8 @@ Each trial adds one row to DIRECTORY/trials.jsonl; docs/data/retention has the r
 with more than one setting runs all of them on the development seeds of its plan; the one with the best mean final
 accuracy runs on the seeds of the table. docs/design/0023-retention.md has the plans. The rows of docs/data/retention
 are of commit 1450ad87, which has the losses of all arms and draws answers for cross-entropy in a slightly different
-way; those of `uniform_40`, `held` and both presets are of the package as it is.
+way; those of `uniform_40`, `held` and both presets are of the package as it is. The rows of attempts 1 and 2 were not
+kept. Arms whose losses are no longer in the package (`is_former`) are not run, but shown by --table.
 """
 
 from __future__ import annotations
@@ -126,6 +127,7 @@ ARMS = {
     "as_acted": Arm({**AT_RATE, "replay_retain_top_k": 0}, "replay_retain", WEIGHTS, is_former=True),
     "lwf": Arm(REVISITS, "lwf", FIT),
     "joint": Arm(NONE, "lr", RATES, is_joint=True),
+    "uniform_twice": Arm({**OFF, "num_epochs": 2}, "replay_revisit_fraction", ()),  # more trained tokens than held ones
     "uniform_40": Arm(AT_RATE, "replay_revisit_fraction", (0.4,)),
     HELD: Arm(AT_RATE, "replay_retain", (1.0,)),  # cross-entropy as the package has it
     "preset": Arm({**MEMORIES["srl"], "lr": RATE}, "replay_revisit_fraction", SHARES),
@@ -188,6 +190,9 @@ CHECK = [
     after_attempt_3("shared", 24, HELD, "preset"),
     after_attempt_3("conflict", 48, "uniform_40"),
     after_attempt_3("shared", 24, "preset_10"),
+    after_attempt_3("conflict", 24, "uniform_twice")._replace(
+        grids={"uniform_twice": crossed("replay_revisit_fraction", (0.25, 0.4))}
+    ),
 ]
 PLANS = [
     *(at_one_rate(kind, "none", "uniform", TESTED, "srl") for kind in ("conflict", "shared")),
@@ -354,8 +359,9 @@ def missing(rows: Sequence[Mapping[str, Any]]) -> Iterator[Trial]:
     """Yield the trials to run next, in order, as far as they are known."""
     done = {(row["kind"], row["arm"], row["seed"], key_of(row["arm"], row["settings"])) for row in rows}
     for plan in PLANS:
-        chosen = {arm: best(rows, plan, arm) for arm in plan.grids}
-        tuned = {arm: grid for arm, grid in plan.grids.items() if len(grid) > 1 and not ARMS[arm].like}
+        grids = {arm: grid for arm, grid in plan.grids.items() if not ARMS[arm].is_former}
+        chosen = {arm: best(rows, plan, arm) for arm in grids}
+        tuned = {arm: grid for arm, grid in grids.items() if len(grid) > 1 and not ARMS[arm].like}
         wanted = [
             Trial(plan.kind, arm, seed, setting)
             for seed in plan.development
@@ -405,7 +411,7 @@ def result_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
                     found[arm] = ended
                     parts = parts_of(list(ended.values()))
                     yield f"{name}  {kind:9} {arm:19} {json.dumps(setting):48} {parts}"
-        for other in [arm for arm in (TESTED, HELD, "uniform_40", "uniform", "none") if arm in found]:
+        for other in [arm for arm in (TESTED, HELD, "uniform_40", "uniform_twice", "uniform", "none") if arm in found]:
             for arm in [arm for arm in found if arm != other]:
                 yield f"{name}  {kind:9} {arm} - {other}: {in_words(gain_of(found[arm], found[other]))}"
         yield from decision(name, kind, found)
@@ -450,9 +456,10 @@ def parts_of(rows: Sequence[Mapping[str, Any]]) -> str:
     parts = np.mean([final_parts(after, stages, before) for after, before in matrices], axis=0)
     named = ", ".join(f"{name} {part:+.3f}" for name, part in zip(FinalParts._fields, parts, strict=True))
     lost = fmean(forgetting(after, stages) for after, _ in matrices)
-    trained, seconds = (fmean(row[name] for row in rows) for name in ("trained_tokens", "seconds"))
+    trained, held, seconds = (fmean(row[name] for row in rows) for name in ("trained_tokens", "held_tokens", "seconds"))
     final = fmean(row["final"] for row in rows)
-    line = f"final {final:.3f} ({named}), forgetting {lost:.3f}, {trained:.0f} trained tokens, {seconds:.0f} s"
+    line = f"final {final:.3f} ({named}), forgetting {lost:.3f}, {trained:.0f} + {held:.0f} trained and held tokens, "
+    line += f"{seconds:.0f} s"
     if all(row.get("sampled") for row in rows):  # older rows lack it
         entropy = np.nanmean([row["entropy"] for row in rows])  # NaN where no update came last
         one, several = (fmean(row["sampled"][name] for row in rows) for name in ("pass_at_1", "pass_at_k"))
@@ -478,8 +485,6 @@ def main() -> None:
             time.sleep(20)  # the other process runs it
             continue
         trial = todo[-1 if arguments.last else 0]
-        if ARMS[trial.arm].is_former:
-            raise SystemExit(f"the loss of {trial.arm} is no longer in the package; run it with commit 1450ad87")
         row = run(trial, draw_stream(trial.kind, trial.seed))
         if trial in missing(read_rows(path)):
             with path.open("a") as file:
