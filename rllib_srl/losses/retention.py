@@ -15,6 +15,7 @@ Sources: On-Policy Replay (fine-tuning on own right answers), arXiv 2605.29495; 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,19 +50,33 @@ class Retention:
         Raises:
             ValueError: a value is out of its range.
         """
-        if self.weight < 0 or self.temperature <= 0:
-            raise ValueError(f"{self}; expected weight >= 0 and temperature > 0")
+        if not (0 <= self.weight < math.inf and 0 < self.temperature < math.inf):
+            raise ValueError(f"{self}; expected weight >= 0 and temperature > 0, both finite")
 
     def loss(
         self, logits: Sequence[torch.Tensor], tokens: Sequence[torch.Tensor], domains: Sequence[str]
     ) -> torch.Tensor:
-        """Return the loss, with gradient; at least one answer.
+        """Return the loss, with gradient.
 
         Args:
             logits: [T, V] of each answer under the policy in training, those that predict its T written tokens.
             tokens: [T] of each answer.
             domains: its domain.
+
+        Raises:
+            ValueError: there is no answer, the numbers of answers differ, or logits do not fit tokens.
         """
+        if not len(logits) == len(tokens) == len(domains) > 0:
+            raise ValueError(
+                f"{len(logits)} logits, {len(tokens)} tokens, {len(domains)} domains; expected one of each "
+                "an answer, and at least one answer: leave the term out where none is held"
+            )
+        for at, (logits_TV, tokens_T) in enumerate(zip(logits, tokens, strict=True)):
+            if logits_TV.ndim != 2 or logits_TV.shape[:1] != tokens_T.shape:
+                raise ValueError(
+                    f"answer {at}: logits {[*logits_TV.shape]}, tokens {[*tokens_T.shape]}; expected [T, V] and [T]: "
+                    "the logits at the position before each written token, so none at the last token"
+                )
         factors, total = scales([len(each) for each in tokens], domains, self.weight), logits[0].new_zeros(())
         for logits_TV, tokens_T, factor in zip(logits, tokens, factors, strict=True):
             logp_TV = (logits_TV.float() / self.temperature).log_softmax(-1)

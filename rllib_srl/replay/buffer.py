@@ -216,6 +216,7 @@ class SRLReplayBuffer:
 
         `without` has the keys of prompts that are already in this batch.
         """
+        _check_lists(without=without)
 
         def work() -> list[dict[str, Any]]:
             drawn = self.draws.items(num, now, self.generators["revisit"], self._slots_of(without))
@@ -273,6 +274,7 @@ class SRLReplayBuffer:
         batch. Returned are groups of one episode, with the `origin` "retain". A repeated request whose groups have been
         removed is a StoreError.
         """
+        _check_lists(without_domains=without_domains, without_keys=without_keys)
         drawn = list[Group]()
 
         def work() -> list[tuple[int, int]]:
@@ -341,6 +343,7 @@ class SRLReplayBuffer:
 
     def drop(self, group_ids: Sequence[str], request: str = "") -> int:
         """Remove groups that the learner found too far from its policy; return their number."""
+        _check_lists(group_ids=group_ids)
 
         def work() -> int:
             places = [at for name in group_ids if (at := self.tables.group_at(name)) is not None]  # some may be gone
@@ -357,6 +360,7 @@ class SRLReplayBuffer:
         Removed are items by `keys`, those of a domain, and items and groups that were visited last `before` an
         iteration. The names of domains and the counts stay, and checkpoints have copies. Returns the number of items.
         """
+        _check_lists(keys=keys)
         with self._transaction():
             num = self.tables.remove(keys, domain, before)
         self.store.erase()
@@ -389,3 +393,10 @@ class SRLReplayBuffer:
 
 def _with_history(group: Group, past: Sequence[float] | None) -> Group:
     return group if past is None else replace(group, extra={**group.extra, HISTORY: History(*past)})
+
+
+def _check_lists(**arguments: Collection[str]) -> None:
+    """Raise a ValueError for a string, each letter of which would count as a name."""
+    for name, value in arguments.items():
+        if isinstance(value, str):
+            raise ValueError(f"{name} = {value!r}; expected a list, such as [{value!r}]")

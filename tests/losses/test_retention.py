@@ -38,7 +38,29 @@ def test_a_domain_counts_by_its_tokens_and_each_domain_fully():
     assert apart.item() == pytest.approx(-2 * (one + three / 3), abs=1e-6)
 
 
-@pytest.mark.parametrize("values", [{"weight": -1.0}, {"temperature": 0.0}])
+@pytest.mark.parametrize(
+    "values", [{"weight": -1.0}, {"weight": math.nan}, {"weight": math.inf}, {"temperature": 0.0},
+               {"temperature": math.nan}, {"temperature": math.inf}],
+)  # fmt: skip
 def test_values_out_of_range_are_named(values):
-    with pytest.raises(ValueError, match="expected weight >= 0"):
+    with pytest.raises(ValueError, match="expected weight >= 0 and temperature > 0, both finite"):
         Retention(**values)
+
+
+TWO = torch.tensor([0, 1])
+
+
+@pytest.mark.parametrize(
+    ("logits", "tokens", "message"),
+    [
+        ([], [], "0 logits, 0 tokens, 0 domains; expected one of each an answer, and at least one"),
+        ([logits_of(0.5, 0.5)], [TWO, TWO], "1 logits, 2 tokens, 1 domains; expected one of each an answer"),
+        ([logits_of(0.5, 0.5, 0.5)], [TWO], r"answer 0: logits \[3, 2\], tokens \[2\]; expected \[T, V\] and \[T\]: "
+         "the logits at the position before each written token, so none at the last token"),
+        ([logits_of(0.5, 0.5), logits_of(0.5)], [TWO, TWO], r"answer 1: logits \[1, 2\], tokens \[2\]"),
+        ([logits_of(0.5, 0.5)[None]], [TWO[None]], r"answer 0: logits \[1, 2, 2\], tokens \[1, 2\]"),
+    ],
+)  # fmt: skip
+def test_logits_that_do_not_fit_the_tokens_are_refused(logits, tokens, message):
+    with pytest.raises(ValueError, match=message):
+        Retention().loss(logits, tokens, ["a"] * len(logits))

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from rllib_srl.replay.answers import PER_DOMAIN, draw_answers
 from rllib_srl.replay.history import MOST_ANSWERS, right_answers
@@ -39,6 +40,18 @@ def test_a_drawn_answer_is_a_right_episode_and_a_repeated_call_returns_the_same(
     buffer = a_buffer(tmp_path)
     assert everything(buffer) == state
     buffer.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [("draw_answers", {"num": 1, "now": 2, "without_domains": "sums"}), ("drop", {"group_ids": "1.0"}),
+     ("draw_answers", {"num": 1, "now": 2, "without_keys": "sums"}), ("remove", {"keys": "sums"}),
+     ("draw_prompts", {"num": 1, "now": 2, "without": "sums"})],
+)  # fmt: skip
+def test_a_string_is_not_a_list_of_names(method, arguments):
+    *_, (name, value) = arguments.items()
+    with pytest.raises(ValueError, match=rf"{name} = '{value}'; expected a list, such as \['{value}'\]"):
+        getattr(a_buffer(), method)(**arguments)
 
 
 def test_some_prompts_and_domains_are_left_out():
