@@ -27,38 +27,42 @@ def test_streams_are_of_their_kind_and_always_the_same():
 
 def row(trial: Trial, final: float) -> dict[str, Any]:
     matrix = np.full((5, 5), final).tolist()
-    costs = {"trained_tokens": 100, "seconds": 1.0}
+    costs = {"trained_tokens": 100, "held_tokens": 40, "seconds": 2.0}
     return {**trial._asdict(), "final": final, "before": [0.2] * 5, "after": matrix, **costs}
 
 
 def test_the_best_setting_of_a_tuned_arm_runs_on_the_seeds_of_the_table():
-    rows: list[dict[str, Any]] = []
+    todo = list(study.missing([]))
+    assert {trial.arm for trial in todo} == {"none", "uniform"} and len(todo) == 2 * 12  # others cannot run any more
+    rows = [row(trial, 0.5) for trial in todo]
     todo = list(study.missing(rows))
-    assert {trial.arm for trial in todo} == {"srl"} and {trial.seed for trial in todo} == {7001, 7002}
-    assert len(todo) == 4 * 2
-    rows += [row(trial, 0.4 + 0.1 * (trial.settings["replay_revisit_fraction"] == 0.4)) for trial in todo[:-1]]
+    assert {(trial.kind, trial.arm) for trial in todo} == {("shared", "none")}
+    assert {trial.seed for trial in todo} == {8001, 8002} and len(todo) == 4 * 2
+    rows += [row(trial, 0.4 + 0.1 * (trial.settings["lr"] == 4e-4)) for trial in todo[:-1]]
     assert list(study.missing(rows)) == todo[-1:]
     rows += [row(todo[-1], 0.3)]
     todo = list(study.missing(rows))
-    assert [(trial.arm, trial.settings) for trial in todo[:4]] == [
-        ("none", {"lr": 2e-4}),
-        ("uniform", {"replay_revisit_fraction": 0.4}),
-        (TESTED, {"replay_retain": 3.0}),
-        ("srl", {"replay_revisit_fraction": 0.4}),
-    ]
-    assert len(todo) == 4 * 12 and {trial.seed for trial in todo} == set(range(7101, 7113))
-    rows += [row(trial, 0.5) for trial in todo]
-    assert next(study.missing(rows)).kind == "shared"
+    assert [(trial.arm, trial.settings) for trial in todo[:2]] == [
+        ("none", {"lr": 4e-4}), ("uniform", {"replay_revisit_fraction": 0.25}),
+    ]  # fmt: skip
+    assert len(todo) == 2 * 12 and {trial.seed for trial in todo} == set(range(8101, 8113))
 
 
 @pytest.mark.parametrize(("gain", "verdict"), [(0.0, "srl is shown"), (-0.03, "srl is not shown")])
 def test_the_table_compares_arms_seed_by_seed_and_judges_srl(gain, verdict):
-    rows = [row(trial, 0.5) for trial in study.missing([])]
-    done = [row(trial, 0.5 + gain * (trial.arm == "srl")) for trial in study.missing(rows)]
-    table = "\n".join(study.result_table(rows + done))
+    plan = PLANS[0]
+    rows = [
+        row(Trial(plan.kind, arm, seed, setting), 0.5 + gain * (arm == "srl"))
+        for seed in (*plan.development, *plan.table)
+        for arm, grid in plan.grids.items()
+        for setting in grid
+    ]
+    table = "\n".join(study.result_table(rows))
     assert f"srl - {TESTED}: {gain:+.4f} [{gain:+.4f}, {gain:+.4f}], 0 of 12" in table
     assert f"{verdict} to be no worse than {TESTED} by 0.02" in table
-    assert "uniform             " not in "\n".join(study.result_table(rows + done[4:]))  # its first seed is missing
+    assert "forgetting 0.000, 100 + 40 trained and held tokens, 2 s" in table
+    lacking = [each for each in rows if (each["arm"], each["seed"]) != ("uniform", 7112)]
+    assert "uniform             " in table and "uniform             " not in "\n".join(study.result_table(lacking))
 
 
 @pytest.mark.parametrize(("gain", "verdict"), [(0.03, "holds"), (0.01, "missed"), (-0.03, "missed")])
@@ -87,8 +91,9 @@ def test_the_check_compares_on_the_seeds_that_both_arms_have():
         ("shared", 24, [HELD, "preset"]),
         ("conflict", 48, ["uniform_40"]),
         ("shared", 24, ["preset_10"]),
+        ("conflict", 24, ["uniform_twice"]),
     ]
-    final = {"preset_10": 0.79, "preset": 0.79, HELD: 0.8, "uniform_40": 0.75}
+    final = {"preset_10": 0.79, "preset": 0.79, HELD: 0.8, "uniform_40": 0.75, "uniform_twice": 0.7}
     rows = [
         row(Trial(plan.kind, arm, seed, setting), final[arm] - 0.1 * at)
         for plan in CHECK
@@ -99,7 +104,7 @@ def test_the_check_compares_on_the_seeds_that_both_arms_have():
     for done in rows:
         done |= {"entropy": 0.1 + done["seed"] % 2, "sampled": {"pass_at_1": 0.5, "pass_at_k": 0.9}}
     table = "\n".join(study.result_table(rows))
-    assert table.count(", entropy 0.600, pass@1 0.500, pass@8 0.900") == 7
+    assert table.count(", entropy 0.600, pass@1 0.500, pass@8 0.900") == 8
     assert "held - uniform_40: +0.0500 [+0.0500, +0.0500], 24 of 24" in table
     assert "preset - uniform_40: +0.0400" in table
     assert table.count("preset is shown to be no worse than held by 0.02") == 2
