@@ -105,9 +105,10 @@ class Draws:
         Another visit would soon replace the answers that people are asked to rate.
         """
         groups = self._tables.groups
-        waits_N = groups.is_used & (groups["num_rewarded"] == 0) & (groups["born"] >= now - self._settings.max_age)
+        young_N = np.flatnonzero(groups.is_used & (groups["born"] >= now - self._settings.max_age))
+        unrated_N = young_N[groups["num_rewarded"][young_N] == 0]
         is_waiting_N = np.zeros(len(self._tables.items), bool)
-        is_waiting_N[groups["slot"][waits_N]] = True
+        is_waiting_N[groups["slot"][unrated_N]] = True
         return is_waiting_N
 
     def _sampled(self, is_wanted_N: np.ndarray, max_num: int, generator: np.random.Generator) -> np.ndarray:
