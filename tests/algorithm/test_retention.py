@@ -2,13 +2,16 @@
 
 import json
 import shutil
+from copy import deepcopy
 
 import numpy as np
 import pytest
 
+from rllib_srl import SRL
 from rllib_srl.learner.group import retention
-from tests.algorithm.test_resume import go_on
-from tests.small_memory import memory_config
+from tests.algorithm.test_resume import assert_same, go_on
+from tests.small_memory import memory_config, weights_of
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 EVEN, ODD = ({"env": f"tests.small_envs:{name}", "env_config": {"num_prompts": 400}} for name in ("Even", "Odd"))
@@ -51,6 +54,47 @@ def test_a_domain_is_held_once_its_stage_is_over_and_gradients_are_compared_ever
         assert -1 < one["cosine"] < 1 and one["by_domain"]["even"]["cosine"] == pytest.approx(one["cosine"], abs=1e-4)
     (line,) = [record.getMessage() for record in caplog.records if "undoes" in record.getMessage()]
     assert line.startswith(f"learning 'odd' undoes 'even': the cosine of their gradients is {found[3]['cosine']:.2f}.")
+
+
+def test_a_weight_of_zero_is_the_run_without_and_a_run_is_the_same_until_it_holds(config, build, monkeypatch):
+    held = go_on(build(retaining(config)), 4)
+    zero = go_on(build(config.copy(copy_frozen=False).replay(retain=0.0)), 4)
+    monkeypatch.setattr(SRL, "make_retention", lambda algo: None)
+    without = go_on(build(retaining(config)), 4)
+    assert_same(zero, without)
+    assert_same(held[:3], without[:3])
+    differ = {name for name in held[3] if not np.array_equal(held[3][name], without[3][name])}
+    assert differ == {"weights"}  # of the first update that holds
+
+
+def test_adapters_hold_with_rollouts_ahead(config, build):
+    config = retaining(config, **FRESH).env_runners(num_env_runners=1, max_lag=1)
+    config.training(lora_rank=4, optimizer_name="sgd", lr=0.1, grad_clip=1e6)
+    algo, moved = build(config), []
+    learner, update = algo.learner_group._learner, algo.learners.update
+
+    def twice(shards, *rest):
+        """Update without held answers, and again from there with them."""
+        part, before = shards[0].retention, deepcopy(learner.get_state())
+        if part.num_held_tokens:
+            shards[0].retention = None
+            update(shards, *rest)
+            shards[0].retention, weights = part, weights_of(algo)
+            learner.set_state(before)
+        results = update(shards, *rest)
+        if part.num_held_tokens:
+            moved.append(np.linalg.norm(weights_of(algo) - weights))
+        return results
+
+    algo.learners.update = twice
+    while not moved and algo.iteration < 12:
+        assert wait_until(lambda: all(one.batch for one in algo.rollouts.ahead.outstanding), 120)
+        result = algo.train()
+    found, learned = result["retention"], learner_of(result)
+    assert (found["num_held"], set(found["by_domain"])) == (3, {"even"}) and result["rollout"]["lag_mean"] == 1
+    assert np.isfinite([found["nll"], found["delta"], learned["loss"]]).all()
+    norm = learned["retention/gradient_share"] * learned["gradients_default_optimizer_global_norm"]
+    assert moved == pytest.approx([0.1 * norm], rel=1e-3) and norm > 0  # the adapters, by the rate
 
 
 def test_a_resume_checks_how_answers_were_graded_and_cut(config, build, tmp_path, caplog):
