@@ -1,9 +1,9 @@
-"""The benchmarks of the memory and of the number formats in a short mode, on the tiny model."""
+"""The benchmarks of the memory, of held answers and of the number formats in a short mode, on the tiny model."""
 
 import json
 
 from rllib_srl.algorithm.resources import best_dtype
-from scripts.bench import buffer, dtypes
+from scripts.bench import buffer, dtypes, held
 
 
 def test_the_memory_is_timed_with_items_stored(tmp_path, capsys):
@@ -23,3 +23,15 @@ def test_both_number_formats_are_timed(tmp_path, capsys):
     assert set(figures) == {"float32", "bfloat16"}
     assert all(0 < len(seconds) <= 4 and min(seconds) > 0 for seconds in figures.values())
     assert f"auto is {best_dtype(0)} here" in capsys.readouterr().out
+
+
+def test_held_answers_are_timed_within_an_iteration(tmp_path, capsys):
+    path = tmp_path / "figures.json"
+    words = ["--num-iterations", "2", "--model", "tiny", "--engine", "transformers", "--json", str(path)]
+    status = held.main(words)
+    figures = json.loads(path.read_text())
+    whole, spent = figures["iteration, s"], figures["held answers, s"]
+    assert len(spent) == 2 and all(0 < part < of_all for part, of_all in zip(spent, whole, strict=True))
+    share = sum(part / of_all for part, of_all in zip(spent, whole, strict=True)) / 2  # the median of two is their mean
+    assert f"held answers take {share:.1%} of an iteration" in capsys.readouterr().out
+    assert status == int(share > 0.1)

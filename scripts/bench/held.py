@@ -1,0 +1,72 @@
+"""Time what 16 held answers add to an iteration of the quick-start.
+
+    python -m scripts.bench.held          about 3 minutes on 2 cores
+
+The largest number is learned first, then the smallest while answers of the first are held. The share is that of one
+run: seconds of drawing, passes and norm of the held answers, over those of the whole iteration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+if __name__ == "__main__":
+    from rllib_srl.cli.shared.cluster import quiet
+
+    quiet(verbose="--verbose" in sys.argv)
+
+from rllib_srl.cli.quickstart import SETTINGS
+from rllib_srl.cli.shared.cluster import run_cleanly, start_ray
+from scripts.bench import common as bench
+
+MOST_SHARE = 0.1
+
+
+def stage(ask: str, tokens: int) -> dict[str, Any]:
+    """Return a stage of the quick-start's task that asks for the largest or the smallest number."""
+    return {"env": "compare", "domain": ask, "env_config": {**SETTINGS["env_config"], "ask": ask}, "tokens": tokens}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print, and return 1 if the bound is missed."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0], allow_abbrev=False)
+    parser.add_argument("--num-iterations", type=int, default=8, help="that hold answers")
+    parser.add_argument("--model", help="default: the quick-start's")
+    parser.add_argument("--engine", help="default: the quick-start's")
+    bench.add_output(parser)
+    parser.add_argument("--verbose", action="store_true", help="show the output of Ray, RLlib, vLLM and transformers")
+    arguments = parser.parse_args(argv)
+
+    start_ray(arguments.verbose)
+    given = {name: value for name in ("model", "engine") if (value := getattr(arguments, name))}
+    stream = [stage("largest", 1_000), stage("smallest", 1_000_000)]
+    config = bench.quickstart_config(**given, env=None, env_config={}, stream=stream, replay_retain_window=1)
+    algo = config.build_algo()
+    figures: dict[str, list[float]] = {"iteration, s": [], "held answers, s": [], "share": []}
+    try:
+        while len(figures["share"]) < arguments.num_iterations and algo.iteration < 4 * arguments.num_iterations:
+            result = algo.train()
+            learned, held = result.get("learners", {}).get("default_policy", {}), result.get("retention", {})
+            if held.get("num_held") != config.replay_retain_answers or "retention_s" not in learned:
+                continue  # the first stage, or an iteration without an update
+            spent = float(learned["retention_s"]) + float(held["memory_s"])
+            whole = float(result["time_this_iter_s"])
+            for name, value in zip(figures, (whole, spent, spent / whole), strict=True):
+                figures[name].append(value)
+            print(f"iteration {algo.iteration}: {whole:.2f} s, of which held answers {spent:.2f} s", flush=True)
+    finally:
+        algo.stop()
+    whole, share = median(figures["iteration, s"]), median(figures["share"])
+    verdict = bench.verdict(share <= MOST_SHARE)
+    print(f"held answers take {share:.1%} of an iteration of {whole:.2f} s; at most {MOST_SHARE:.0%}: {verdict}")
+    print(bench.conditions(config.compute_dtype))
+    bench.write(arguments, figures)
+    return 0 if share <= MOST_SHARE else 1
+
+
+if __name__ == "__main__":
+    sys.exit(run_cleanly(main, debug="--verbose" in sys.argv))
