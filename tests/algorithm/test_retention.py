@@ -8,8 +8,13 @@ import numpy as np
 import pytest
 
 from rllib_srl import SRL
+from rllib_srl.batch.shard import fetched
 from rllib_srl.learner.group import retention
+from rllib_srl.tune_configs.kinds import KINDS
 from tests.algorithm.test_resume import assert_same, go_on
+from tests.learner.test_retention import by_hand
+from tests.small_envs import watch
+from tests.small_learner import Recording, relative_gap
 from tests.small_memory import memory_config, weights_of
 from tests.waiting import wait_until
 
@@ -56,6 +61,29 @@ def test_a_domain_is_held_once_its_stage_is_over_and_gradients_are_compared_ever
     assert line.startswith(f"learning 'odd' undoes 'even': the cosine of their gradients is {found[3]['cosine']:.2f}.")
 
 
+def both_ways(algo, read):
+    """Let each update that holds answers run without them first, and again from there.
+
+    Returns a list that each adds to: its part, the weights before, and what `read` returns after the two.
+    """
+    learner, update, seen = algo.learner_group._learner, algo.learners.update, []
+
+    def twice(shards, *rest):
+        if not (part := shards[0].retention).num_held_tokens:
+            return update(shards, *rest)
+        before = deepcopy(learner.get_state())
+        row = [part, deepcopy(learner.model.state_dict())]
+        for shards[0].retention in (None, part):
+            learner.set_state(before)
+            results = update(shards, *rest)
+            row.append(deepcopy(read()))
+        seen.append(row)
+        return results
+
+    algo.learners.update = twice
+    return seen
+
+
 def test_a_weight_of_zero_is_the_run_without_and_a_run_is_the_same_until_it_holds(config, build, monkeypatch):
     held = go_on(build(retaining(config)), 4)
     zero = go_on(build(config.copy(copy_frozen=False).replay(retain=0.0)), 4)
@@ -70,23 +98,8 @@ def test_a_weight_of_zero_is_the_run_without_and_a_run_is_the_same_until_it_hold
 def test_adapters_hold_with_rollouts_ahead(config, build):
     config = retaining(config, **FRESH).env_runners(num_env_runners=1, max_lag=1)
     config.training(lora_rank=4, optimizer_name="sgd", lr=0.1, grad_clip=1e6)
-    algo, moved = build(config), []
-    learner, update = algo.learner_group._learner, algo.learners.update
-
-    def twice(shards, *rest):
-        """Update without held answers, and again from there with them."""
-        part, before = shards[0].retention, deepcopy(learner.get_state())
-        if part.num_held_tokens:
-            shards[0].retention = None
-            update(shards, *rest)
-            shards[0].retention, weights = part, weights_of(algo)
-            learner.set_state(before)
-        results = update(shards, *rest)
-        if part.num_held_tokens:
-            moved.append(np.linalg.norm(weights_of(algo) - weights))
-        return results
-
-    algo.learners.update = twice
+    algo = build(config)
+    moved = both_ways(algo, lambda: weights_of(algo))
     while not moved and algo.iteration < 12:
         assert wait_until(lambda: all(one.batch for one in algo.rollouts.ahead.outstanding), 120)
         result = algo.train()
@@ -94,7 +107,33 @@ def test_adapters_hold_with_rollouts_ahead(config, build):
     assert (found["num_held"], set(found["by_domain"])) == (3, {"even"}) and result["rollout"]["lag_mean"] == 1
     assert np.isfinite([found["nll"], found["delta"], learned["loss"]]).all()
     norm = learned["retention/gradient_share"] * learned["gradients_default_optimizer_global_norm"]
-    assert moved == pytest.approx([0.1 * norm], rel=1e-3) and norm > 0  # the adapters, by the rate
+    _, _, without, held = moved[0]
+    assert np.linalg.norm(held - without) == pytest.approx(0.1 * norm, rel=1e-3) and norm > 0  # by the rate
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(400)
+def test_the_gradient_of_answers_that_vllm_wrote_is_that_of_the_formula(config, build):
+    """Answers of a tool's user, with the tool's words between its own, held while numbers are compared."""
+    first, second = "problem_1", "compare_3_largest"
+    stages = [{**KINDS[name], "domain": name, "iterations": 2} for name in (first, second)]
+    config = retaining(config, **FRESH, retain_answers=5).environment(stream=stages)
+    config.rl_module(model_config={"model": "tiny"}).learners(learner_class=Recording)
+    config.env_runners(engine="vllm", engine_kv_cache_gib=0.125, num_env_runners=1, num_cpus_per_env_runner=1)
+    config.env_runners(max_turns=4, max_turn_tokens=24, max_episode_tokens=256)
+    algo = build(config.training(lr=1e-4, num_prompts_per_batch=8))
+    seen, found = watch(algo), both_ways(algo, algo.learner_group._learner.gradients)
+    while not found and algo.iteration < 8:
+        algo.train()
+    part, weights, without, both = found[0]
+    played = [group for batch in seen for group in fetched([meta.ref for meta in batch.groups], 60)]
+    right = {(g.group_id, g.stream(i).tobytes()) for g in played if g.prompt.domain == first
+             for i in np.flatnonzero(g.rewards_G == 1)}  # fmt: skip
+    held = fetched(part.held, 60)
+    assert len(held) == 5 and {(one.group_id, one.token_ids_N.tobytes()) for one in held} <= right
+    weight = np.mean([meta.rewards_G == 1 for meta in seen[-1].groups])  # the pass rate, since `retain` is 1
+    want, *_ = by_hand(config.model_dir(), held, weight=weight, state=weights)
+    assert relative_gap({name: both[name] - without[name] for name in both}, want) < 3e-5
 
 
 def test_a_resume_checks_how_answers_were_graded_and_cut(config, build, tmp_path, caplog):

@@ -71,11 +71,12 @@ def run(random_llama_dir, ray_here):
         group.shutdown()
 
 
-def by_hand(model_dir, held, temperature=1.0):
+def by_hand(model_dir, held, temperature=1.0, weight=WEIGHT, state=None):
     """Return the gradient of the term by Hugging Face's own passes, - log q by domain, and Delta by domain."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    model.load_state_dict(state or model.state_dict())
     domains = sorted({group.prompt.domain for group in held})
     nll, gap, lengths = ({domain: [] for domain in domains} for _ in range(3))
     for group in held:
@@ -86,7 +87,7 @@ def by_hand(model_dir, held, temperature=1.0):
         gap[group.prompt.domain].append(group.behaviour_logp_N.sum() - logp_T.sum().item())
         lengths[group.prompt.domain].append(len(logp_T))
     # Per answer, divided by the domain's mean length, summed over domains.
-    loss = WEIGHT * sum(torch.stack(nll[domain]).mean() / np.mean(lengths[domain]) for domain in nll)
+    loss = weight * sum(torch.stack(nll[domain]).mean() / np.mean(lengths[domain]) for domain in nll)
     loss.backward()
     gradient = {name: parameter.grad.numpy() for name, parameter in model.named_parameters()}
     return gradient, {domain: sum(nll[domain]).item() for domain in nll}, {domain: sum(gap[domain]) for domain in gap}
