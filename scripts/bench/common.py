@@ -59,6 +59,19 @@ def conditions(dtype: str) -> str:
     return f"{_processor()}, {os.cpu_count()} cores, load {load}, {dtype}, {threads}; {versions}"
 
 
+def begin(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str, str]]:
+    """Add the flags of a benchmark that trains, parse, start Ray; return the arguments and the settings among them."""
+    from rllib_srl.cli.shared.cluster import start_ray
+
+    parser.add_argument("--model", help="default: the quick-start's")
+    parser.add_argument("--engine", help="default: the quick-start's")
+    add_output(parser)
+    parser.add_argument("--verbose", action="store_true", help="show the output of Ray, RLlib, vLLM and transformers")
+    arguments = parser.parse_args(argv)
+    start_ray(arguments.verbose)
+    return arguments, {name: value for name in ("model", "engine") if (value := getattr(arguments, name))}
+
+
 def add_output(parser: argparse.ArgumentParser) -> None:
     """Add the option of `write`."""
     parser.add_argument("--json", type=Path, help="also write every figure here")

@@ -19,7 +19,7 @@ if __name__ == "__main__":
 
     quiet(verbose="--verbose" in sys.argv)
 
-from rllib_srl.cli.shared.cluster import run_cleanly, start_ray
+from rllib_srl.cli.shared.cluster import run_cleanly
 from scripts.bench import common as bench
 
 DTYPES = ("float32", "bfloat16")
@@ -29,14 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure both formats and print them."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0], allow_abbrev=False)
     parser.add_argument("--num-iterations", type=int, default=4, help="of a run, after one to warm up")
-    parser.add_argument("--model", help="default: the quick-start's")
-    parser.add_argument("--engine", help="default: the quick-start's")
-    bench.add_output(parser)
-    parser.add_argument("--verbose", action="store_true", help="show the output of Ray, RLlib, vLLM and transformers")
-    arguments = parser.parse_args(argv)
-
-    start_ray(arguments.verbose)
-    settings = {name: value for name in ("model", "engine") if (value := getattr(arguments, name))}
+    arguments, settings = bench.begin(parser, argv)
     seconds = defaultdict[str, list[float]](list)
     for dtype in (*DTYPES, *reversed(DTYPES)):
         config = bench.quickstart_config(**settings, compute_dtype=dtype)
