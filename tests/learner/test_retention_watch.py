@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from rllib_srl.learner.group.retention import LEAST_GROUPS, MARGIN, RATE, UPDATES, Retention, RetentionWatch, means_of
 from rllib_srl.replay.settings import ReplaySettings
@@ -126,25 +125,6 @@ def test_a_domain_with_a_share_of_the_fresh_prompts_is_not_held_however_rare_it_
         assert memory.asked[2] == ["common", "rare"]
     term.draw([group_of("common", [1, 0])], [], 5, {"common"})
     assert memory.asked[2] == ["common"]
-
-
-def test_the_weight_is_multiplied_by_the_pass_rate_of_the_fresh_prompts():
-    term = Retention(settings_of(retain=3.0), Memory(), None, 1.0)
-    rewards = {"half": [1, 0, 1, 0], "none": [0, 0, 0, 0.8], "all": [1, 1, 1, 1]}
-    half, none, all_ = (group_of(name, rewards[name], seed=seed) for seed, name in enumerate(rewards))
-    revisit = group_of("old", [1, 0], "revisit", seed=4)
-    unpaid = replace(none, has_reward_G=np.zeros(4, bool))
-    cases = [([half], 1.5), ([half, none], 0.75), ([none], 0.0), ([all_, none, none], 1.0), ([revisit], 1.0)]
-    cases += [([half, unpaid], 1.5), ([unpaid], 3), ([none], 0.0)]
-    for groups, weight in cases:
-        term.draw(groups, [], 1)
-        assert term.weight == pytest.approx(weight)
-    again = Retention(settings_of(retain=3.0), Memory(), None, 1.0)
-    again.draw([revisit], [], 1)
-    assert again.weight == 3.0  # no fresh prompt so far
-    again.set_state(term.get_state())
-    again.draw([revisit], [], 2)
-    assert again.weight == 0.0
 
 
 def test_reports_of_shards_are_means_an_answer():

@@ -6,8 +6,6 @@
 
 A domain is held unless it has a share of the *fresh* prompts, or was among them in the last `retain_window` iterations.
 Revisits do not count: with them a domain would be released when holding it matters. Prompts in the batch are left out.
-The weight is `retain` times the pass rate of the fresh prompts that the environment pays, 1 without any: what cannot be
-done yet is learned first, and held domains then recover. Where all prompts are revisits, the last pass rate counts.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -45,8 +42,6 @@ class Retention:
         """Use the parts of a run."""
         self._settings, self._memory, self._learners, self._timeout_s = settings, memory, learners, timeout_s
         self._fresh_at: dict[str, int] = {}  # domain -> last iteration in which it was among the fresh prompts
-        self.weight = settings.retain  # weight of the loss in this update
-        self._rate = 1.0  # pass rate of the fresh prompts of the last iteration that had any
         self._counts: dict[str, float] = {}
         self._watch = RetentionWatch(settings)
         self._compared: tuple[str, ...] = ()
@@ -62,11 +57,7 @@ class Retention:
             now: number of the iteration.
             learned: domains with a share of its fresh prompts; they are not held.
         """
-        fresh = [group for group in groups if group.origin == "fresh"]
-        paid = [group for group in fresh if group.has_reward_G is None]  # the others teach nothing before people rate
-        self._rate = pass_rate(paid, self._settings.pass_reward) if fresh else self._rate
-        self.weight = self._settings.retain * self._rate
-        self._fresh_at |= {group.prompt.domain: now for group in fresh}
+        self._fresh_at |= {group.prompt.domain: now for group in groups if group.origin == "fresh"}
         recent = {domain for domain, at in self._fresh_at.items() if now - at < self._settings.retain_window}
         without = sorted(recent.union(learned))
         keys = self.left_out([*groups, *reused])
@@ -84,10 +75,10 @@ class Retention:
     def add_to(self, shards: Sequence[TrainingShard], held: Sequence[GroupMeta]) -> None:
         """Set each shard's part of retention; `held` is what `draw` returned."""
         num_tokens = [int(group.num_loss_tokens_G.sum()) for group in held]
-        factors = scales(num_tokens, [group.prompt.domain for group in held], self.weight)
+        factors = scales(num_tokens, [group.prompt.domain for group in held], self._settings.retain)
         for shard, part in zip(shards, split(held, factors, self._compared, len(shards)), strict=True):
             shard.retention = part
-        self._counts |= {"weight": self.weight, "num_held": len(held), "num_held_tokens": sum(num_tokens)}
+        self._counts |= {"num_held": len(held), "num_held_tokens": sum(num_tokens)}
 
     def report(self) -> tuple[dict[str, float], dict[str, dict[str, float]], list[str]]:
         """Return metrics of the answers that the update held, those by domain, and warnings."""
@@ -101,17 +92,12 @@ class Retention:
         return {**self._counts, **of_all}, by_domain, warnings
 
     def get_state(self) -> dict[str, Any]:
-        """Return when each domain was last among the fresh prompts, their pass rate, and the state of warnings."""
-        return {"fresh_at": dict(self._fresh_at), "rate": self._rate, "watch": self._watch.get_state()}
+        """Return when each domain was last among the fresh prompts, and the state of warnings."""
+        return {"fresh_at": dict(self._fresh_at), "watch": self._watch.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        self._fresh_at, self._rate = dict(state["fresh_at"]), state["rate"]
+        self._fresh_at = dict(state["fresh_at"])
         self._watch.set_state(state["watch"])
-
-
-def pass_rate(groups: Sequence[GroupMeta], pass_reward: float) -> float:
-    """Return the fraction of the groups' answers that are right, 1 without any group."""
-    return fmean(float(group.is_success_G(pass_reward).mean()) for group in groups) if groups else 1.0
 
 
 def means_of(
