@@ -8,8 +8,9 @@ Each trial adds one row to DIRECTORY/trials.jsonl; docs/data/retention has the r
 with more than one setting runs all of them on the development seeds of its plan; the one with the best mean final
 accuracy runs on the seeds of the table. docs/design/0023-retention.md has the plans. The rows of docs/data/retention
 are of commit 1450ad87, which has the losses of all arms and draws answers for cross-entropy in a slightly different
-way; those of `uniform_40`, `held` and both presets are of the package as it is. The rows of attempts 1 and 2 were not
-kept. Arms whose losses are no longer in the package (`is_former`) are not run, but shown by --table.
+way; those of `held`, `preset` and `preset_10` are of commit 371ca95b, whose weight was multiplied by the pass rate of
+the fresh prompts. The rows of attempts 1 and 2 were not kept. Arms whose losses are no longer in the package
+(`is_former`) are not run, but shown by --table.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ OFF: dict[str, Any] = {"replay_revisit_fraction": 0.0, "replay_reuse_fraction": 
 MARGIN = 0.02
 ALPHA = 0.05 / 3  # of an attempt
 TESTED = "retention_revisits"  # of attempt 2; that of attempt 3 is `cross_entropy`
-HELD = "held"
+HELD, CONSTANT = "held", "constant"
+COMPARED = (TESTED, HELD, CONSTANT, "uniform_40", "uniform_twice", "uniform", "none")  # with which the others are
 
 Settings = Mapping[str, Any]
 
@@ -113,12 +115,13 @@ class Arm(NamedTuple):
 AT_RATE = {**OFF, "lr": RATE}
 NONE, RATES = {**OFF, "replay_capacity": 0}, (1e-4, 2e-4, 4e-4, 8e-4)
 REVISITS = {**AT_RATE, "replay_revisit_fraction": 0.1}
+PRESET = {**MEMORIES["srl"], "lr": RATE}
 FIT = (0.03, 0.1, 0.3, 1.0)
 ARMS = {
     "none": Arm(NONE, "lr", RATES),
     "uniform": Arm(AT_RATE, "replay_revisit_fraction", SHARES),
     TESTED: Arm(REVISITS, "replay_retain", WEIGHTS, is_former=True),
-    "srl": Arm({**MEMORIES["srl"], "lr": RATE}, "replay_revisit_fraction", SHARES, is_former=True),
+    "srl": Arm(PRESET, "replay_revisit_fraction", SHARES, is_former=True),
     "retention": Arm(AT_RATE, "replay_retain", WEIGHTS, is_former=True),
     "retention_60": Arm(AT_RATE, "replay_retain", WEIGHTS, is_former=True, like="retention", tokens=0.6),
     "cross_entropy": Arm(AT_RATE, "replay_retain", FIT),
@@ -129,9 +132,11 @@ ARMS = {
     "joint": Arm(NONE, "lr", RATES, is_joint=True),
     "uniform_twice": Arm({**OFF, "num_epochs": 2}, "replay_revisit_fraction", ()),  # more trained tokens than held ones
     "uniform_40": Arm(AT_RATE, "replay_revisit_fraction", (0.4,)),
-    HELD: Arm(AT_RATE, "replay_retain", (1.0,)),  # cross-entropy as the package has it
-    "preset": Arm({**MEMORIES["srl"], "lr": RATE}, "replay_revisit_fraction", SHARES),
-    "preset_10": Arm({**MEMORIES["srl"], "lr": RATE}, "replay_revisit_fraction", (0.1,)),
+    HELD: Arm(AT_RATE, "replay_retain", (1.0,), is_former=True),
+    "preset": Arm(PRESET, "replay_revisit_fraction", SHARES, is_former=True),
+    "preset_10": Arm(PRESET, "replay_revisit_fraction", (0.1,), is_former=True),
+    CONSTANT: Arm(AT_RATE, "replay_retain", (1.0,)),  # cross-entropy as the package has it
+    "preset_constant": Arm(PRESET, "replay_revisit_fraction", (0.1,)),
 }
 FROZEN = {  # by attempt 2 and its check, on four development seeds
     "conflict": {"none": 2e-4, "uniform": 0.4, TESTED: 3.0},
@@ -193,6 +198,8 @@ CHECK = [
     after_attempt_3("conflict", 24, "uniform_twice")._replace(
         grids={"uniform_twice": crossed("replay_revisit_fraction", (0.25, 0.4))}
     ),
+    after_attempt_3("conflict", 24, CONSTANT, "preset_constant"),
+    after_attempt_3("shared", 24, CONSTANT, "preset_constant"),
 ]
 PLANS = [
     *(at_one_rate(kind, "none", "uniform", TESTED, "srl") for kind in ("conflict", "shared")),
@@ -411,7 +418,7 @@ def result_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
                     found[arm] = ended
                     parts = parts_of(list(ended.values()))
                     yield f"{name}  {kind:9} {arm:19} {json.dumps(setting):48} {parts}"
-        for other in [arm for arm in (TESTED, HELD, "uniform_40", "uniform_twice", "uniform", "none") if arm in found]:
+        for other in [arm for arm in COMPARED if arm in found]:
             for arm in [arm for arm in found if arm != other]:
                 yield f"{name}  {kind:9} {arm} - {other}: {in_words(gain_of(found[arm], found[other]))}"
         yield from decision(name, kind, found)
@@ -419,10 +426,14 @@ def result_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def decision(name: str, kind: str, found: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> Iterator[str]:
     """Yield what a plan decides on a kind of streams, once the arms that it needs have ended."""
-    for preset, tested_form in (("srl", TESTED), ("preset", HELD), ("preset_10", HELD)):
-        if {preset, tested_form} <= set(found):
-            shown = "shown" if is_not_worse(gain_of(found[preset], found[tested_form]), MARGIN) else "not shown"
-            yield f"{kind:9} {preset} is {shown} to be no worse than {tested_form} by {MARGIN}"
+    of_constant = 0.01 if kind == "conflict" else MARGIN
+    for arm, other, margin in (
+        ("srl", TESTED, MARGIN), ("preset", HELD, MARGIN), ("preset_10", HELD, MARGIN),
+        (CONSTANT, HELD, of_constant), ("preset_constant", CONSTANT, MARGIN),
+    ):  # fmt: skip
+        if {arm, other} <= set(found):
+            shown = "shown" if is_not_worse(gain_of(found[arm], found[other]), margin) else "not shown"
+            yield f"{kind:9} {arm} is {shown} to be no worse than {other} by {margin}"
     if name != "attempt 3" or "cross_entropy" not in found:
         return
     tested = found["cross_entropy"]

@@ -92,8 +92,11 @@ def test_the_check_compares_on_the_seeds_that_both_arms_have():
         ("conflict", 48, ["uniform_40"]),
         ("shared", 24, ["preset_10"]),
         ("conflict", 24, ["uniform_twice"]),
+        ("conflict", 24, ["constant", "preset_constant"]),
+        ("shared", 24, ["constant", "preset_constant"]),
     ]
     final = {"preset_10": 0.79, "preset": 0.79, HELD: 0.8, "uniform_40": 0.75, "uniform_twice": 0.7}
+    final |= {"constant": 0.785, "preset_constant": 0.77}
     rows = [
         row(Trial(plan.kind, arm, seed, setting), final[arm] - 0.1 * at)
         for plan in CHECK
@@ -104,10 +107,14 @@ def test_the_check_compares_on_the_seeds_that_both_arms_have():
     for done in rows:
         done |= {"entropy": 0.1 + done["seed"] % 2, "sampled": {"pass_at_1": 0.5, "pass_at_k": 0.9}}
     table = "\n".join(study.result_table(rows))
-    assert table.count(", entropy 0.600, pass@1 0.500, pass@8 0.900") == 8
+    assert table.count(", entropy 0.600, pass@1 0.500, pass@8 0.900") == 12
     assert "held - uniform_40: +0.0500 [+0.0500, +0.0500], 24 of 24" in table
     assert "preset - uniform_40: +0.0400" in table
     assert table.count("preset is shown to be no worse than held by 0.02") == 2
+    verdicts = [line for line in table.splitlines() if " constant is " in line]
+    assert [line.split(" is ")[1] for line in verdicts] == [
+        "not shown to be no worse than held by 0.01", "shown to be no worse than held by 0.02",
+    ]  # fmt: skip
 
 
 def best_lines(table) -> int:
