@@ -195,11 +195,11 @@ CHECK = [
     after_attempt_3("shared", 24, HELD, "preset"),
     after_attempt_3("conflict", 48, "uniform_40"),
     after_attempt_3("shared", 24, "preset_10"),
+    after_attempt_3("conflict", 24, CONSTANT, "preset_constant"),
+    after_attempt_3("shared", 24, CONSTANT, "preset_constant"),
     after_attempt_3("conflict", 24, "uniform_twice")._replace(
         grids={"uniform_twice": crossed("replay_revisit_fraction", (0.25, 0.4))}
     ),
-    after_attempt_3("conflict", 24, CONSTANT, "preset_constant"),
-    after_attempt_3("shared", 24, CONSTANT, "preset_constant"),
 ]
 PLANS = [
     *(at_one_rate(kind, "none", "uniform", TESTED, "srl") for kind in ("conflict", "shared")),

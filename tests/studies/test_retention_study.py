@@ -91,9 +91,9 @@ def test_the_check_compares_on_the_seeds_that_both_arms_have():
         ("shared", 24, [HELD, "preset"]),
         ("conflict", 48, ["uniform_40"]),
         ("shared", 24, ["preset_10"]),
-        ("conflict", 24, ["uniform_twice"]),
         ("conflict", 24, ["constant", "preset_constant"]),
         ("shared", 24, ["constant", "preset_constant"]),
+        ("conflict", 24, ["uniform_twice"]),
     ]
     final = {"preset_10": 0.79, "preset": 0.79, HELD: 0.8, "uniform_40": 0.75, "uniform_twice": 0.7}
     final |= {"constant": 0.785, "preset_constant": 0.77}
