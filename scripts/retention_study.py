@@ -6,10 +6,12 @@
 
 Each trial adds one row to DIRECTORY/trials.jsonl; docs/data/retention has the rows that docs/LOG.md reports. An arm
 with more than one setting runs all of them on the development seeds of its plan; the one with the best mean final
-accuracy runs on the seeds of the table. docs/design/0023-retention.md has the plans. The rows of docs/data/retention
-are of commit 1450ad87, which has the losses of all arms and draws answers for cross-entropy in a slightly different
-way; those of `held`, `preset` and `preset_10` are of commit 371ca95b, whose weight was multiplied by the pass rate of
-the fresh prompts. The rows of attempts 1 and 2 were not kept. Arms whose losses are no longer in the package
+accuracy runs on the seeds of the table. docs/design/0023-retention.md has the plans.
+
+The rows of docs/data/retention are of commit 1450ad87, which has the losses of all arms and draws answers for
+cross-entropy in a slightly different way; commit 371ca95b repeats those of `held`, `preset` and `preset_10`. In all of
+these the weight was multiplied by the pass rate of the fresh prompts. Since then it is constant, so attempt 3 that runs
+here is not the proof. The rows of attempts 1 and 2 were not kept. Arms whose term is no longer in the package
 (`is_former`) are not run, but shown by --table.
 """
 
@@ -106,7 +108,7 @@ class Arm(NamedTuple):
     fixed: dict[str, Any]
     tuned: str
     values: Sequence[float]
-    is_former: bool = False  # its loss is no longer in the package
+    is_former: bool = False  # its term is no longer in the package
     is_joint: bool = False  # all tasks from the start to the end
     like: str = ""  # the arm whose best setting it takes, instead of being tuned
     tokens: float = 1.0  # part of the others' generated tokens
@@ -130,7 +132,7 @@ ARMS = {
     "as_acted": Arm({**AT_RATE, "replay_retain_top_k": 0}, "replay_retain", WEIGHTS, is_former=True),
     "lwf": Arm(REVISITS, "lwf", FIT),
     "joint": Arm(NONE, "lr", RATES, is_joint=True),
-    "uniform_twice": Arm({**OFF, "num_epochs": 2}, "replay_revisit_fraction", ()),  # more trained tokens than held ones
+    "uniform_twice": Arm({**OFF, "num_epochs": 2}, "replay_revisit_fraction", ()),  # twice the trained tokens
     "uniform_40": Arm(AT_RATE, "replay_revisit_fraction", (0.4,)),
     HELD: Arm(AT_RATE, "replay_retain", (1.0,), is_former=True),
     "preset": Arm(PRESET, "replay_revisit_fraction", SHARES, is_former=True),
@@ -295,12 +297,12 @@ def run(trial: Trial, tasks: Sequence[str]) -> dict[str, Any]:
     begin, seconds, trained, num_held, entropy = time.perf_counter(), 0.0, 0, 0, float("nan")
     algo = build_config(settings_of(trial, tasks)).build_algo()
     try:
-        before, rows, held = accuracies(algo, tasks, marks), list[list[float]](), dict[str, Any]()
+        before, rows = accuracies(algo, tasks, marks), list[list[float]]()
         while len(rows) < len(tasks):
             start = time.perf_counter()
             result = algo.train()
             seconds += time.perf_counter() - start
-            held = result.get("retention", held)
+            held = result.get("retention", {})
             learned = result["learners"].get("default_policy", {})
             trained += counted(learned, "num_tokens")
             entropy = latest if np.isfinite(latest := learned.get("entropy", np.nan)) else entropy
@@ -407,7 +409,7 @@ def tuning_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def result_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield each arm whose seeds have all ended, with its differences to three others, and what a plan decides."""
+    """Yield each arm whose seeds have all ended, with its differences to those of `COMPARED`, and what is decided."""
     for name, kind in dict.fromkeys((plan.name, plan.kind) for plan in PLANS):
         found = dict[str, dict[int, Mapping[str, Any]]]()
         for plan in [plan for plan in PLANS if (plan.name, plan.kind) == (name, kind)]:

@@ -93,12 +93,12 @@ class Curriculum:
 def unsuited(settings: ReplaySettings, source: PromptSource) -> list[str]:
     """Return warnings: too few prompts to draw any from the memory, and domains that no prompt has; unknown is fine."""
     lines = []
-    is_drawn = settings.revisit_fraction or settings.reuse_fraction
-    prompts = source.listed(settings.min_buffer_size) if is_drawn else None
-    if prompts is not None and len(prompts) < min(settings.min_buffer_size, settings.capacity):
+    least = min(settings.min_buffer_size, settings.capacity)
+    is_drawn = (settings.revisit_fraction or settings.reuse_fraction) and settings.on_group is None
+    if is_drawn and (num := source.num_listed(least - 1)):
         lines.append(
-            f"the run has {len(prompts)} training prompts, fewer than replay_min_buffer_size = "
-            f"{settings.min_buffer_size}: nothing is revisited or reused; expected {len(prompts)} or less"
+            f"the run has {num} training prompts, fewer than replay_min_buffer_size = {settings.min_buffer_size}: "
+            f"nothing is revisited or reused; expected replay_min_buffer_size <= {num}"
         )
     named = settings.domains if isinstance(settings.domains, list | tuple | set | frozenset) else ()
     if named and (known := source.known_domains()) is not None and (unknown := sorted(set(named) - known)):

@@ -78,7 +78,7 @@ class PromptSource:
         self._order: list[Prompt] = []  # prompts of the epoch; [] until its first one
         self._start()
         if order == "epochs":
-            self._epochs = self.listed(MAX_POOL)
+            self._epochs = self._listed(MAX_POOL)
             if self._epochs is None:
                 raise ValueError(
                     "prompt_order = 'epochs'; expected environments with a finite list of prompts, at most "
@@ -103,9 +103,9 @@ class PromptSource:
         self._left_out = prompt_ids
         self._start()
         if self._epochs is not None:
-            self._epochs = self.listed(MAX_POOL)
+            self._epochs = self._listed(MAX_POOL)
 
-    def listed(self, limit: int) -> list[Prompt] | None:
+    def _listed(self, limit: int) -> list[Prompt] | None:
         """Return all training prompts in an order independent of the seed; None for a stream or above `limit`."""
         if self._stream is not None or any(not hasattr(env.unwrapped, "prompt_ids") for env in self._envs.values()):
             return None
@@ -276,6 +276,21 @@ class PromptSource:
                 return None
             domains.update(self._domain(env_id, str(prompt_id)) for prompt_id in ids)
         return frozenset(domains)
+
+    def num_listed(self, most: int) -> int | None:
+        """Return the number of distinct training prompts; None if there are more, or no finite list of them.
+
+        The state does not change, and no domain counts as drawn.
+        """
+        if self._stream is not None or any(not hasattr(env.unwrapped, "prompt_ids") for env in self._envs.values()):
+            return None
+        ids: set[tuple[str, str]] = set()
+        for env_id in self._ids:
+            for prompt_id in islice(self._all_ids(env_id, 0), MAX_LISTED):
+                ids.add((env_id, str(prompt_id)))
+                if len(ids) > most:
+                    return None
+        return len(ids)
 
     def probes(self, domain: str, num_prompts: int, num_evaluated: int) -> list[Prompt]:
         """Return the same held-out prompts of a domain at each call, disjoint from `heldout(num_evaluated)`.

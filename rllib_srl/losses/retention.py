@@ -69,7 +69,7 @@ class Retention:
         if not len(logits) == len(tokens) == len(domains) > 0:
             raise ValueError(
                 f"{len(logits)} logits, {len(tokens)} tokens, {len(domains)} domains; expected one of each "
-                "an answer, and at least one answer: leave the term out where none is held"
+                "per answer, and at least one answer: leave the term out where none is held"
             )
         for at, (logits_TV, tokens_T) in enumerate(zip(logits, tokens, strict=True)):
             if logits_TV.ndim != 2 or logits_TV.shape[:1] != tokens_T.shape:

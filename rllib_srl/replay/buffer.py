@@ -212,7 +212,7 @@ class SRLReplayBuffer:
     # --- drawing ---------------------------------------------------------------------------------
 
     def draw_prompts(self, num: int, now: int, request: str = "", without: Collection[str] = ()) -> list[Prompt]:
-        """Draw `num` prompts to revisit, fewer only if fewer have passed their minimum recall interval.
+        """Draw `num` prompts to revisit, fewer only if fewer are rested and wait for no rating.
 
         `without` has the keys of prompts that are already in this batch.
         """
@@ -294,6 +294,7 @@ class SRLReplayBuffer:
 
     def drop_answers(self, env_ids: Collection[str], request: str = "") -> int:
         """Never hold the stored answers of some environments, whose grading has changed; return their number."""
+        _check_lists(env_ids=env_ids)
 
         def work() -> int:
             groups, slots = self.tables.groups, self.tables.slots().tolist()

@@ -2,8 +2,8 @@
 
     python -m scripts.bench.held          about 3 minutes on 2 cores
 
-The largest number is learned first, then the smallest while answers of the first are held. The share is that of one
-run: seconds of drawing, passes and norm of the held answers, over those of the whole iteration.
+The largest number is learned first, then the smallest while answers of the first are held. The share is
+the median over iterations: seconds of drawing, passes and norm of the held answers, over those of the iteration.
 """
 
 from __future__ import annotations

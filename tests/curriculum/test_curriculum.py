@@ -56,10 +56,16 @@ def test_too_few_prompts_to_draw_any_from_the_memory_are_warned_of():
     source = PromptSource({"even": Even}, {"even": {"num_prompts": 7}}, {"even": 1.0}, seed=1)
     assert unsuited(ReplaySettings(), source) == [
         "the run has 7 training prompts, fewer than replay_min_buffer_size = 16: nothing is revisited or reused; "
-        "expected 7 or less"
+        "expected replay_min_buffer_size <= 7"
     ]
+    two = PromptSource({"even": Even, "mixed": Mixed}, {name: {"num_prompts": 5} for name in ("even", "mixed")},
+                       {"even": 1.0, "mixed": 1.0}, seed=1)  # fmt: skip
+    before = two.get_state(), two.domain_weights()
+    (line,) = unsuited(ReplaySettings(revisit_fraction=0, reuse_fraction=0.5), two)
+    assert line.startswith("the run has 10 training prompts") and (two.get_state(), two.domain_weights()) == before
     for fine in ({"min_buffer_size": 7}, {"min_buffer_size": 0}, {"capacity": 7}, {"revisit_fraction": 0}):
         assert unsuited(ReplaySettings(**fine), source) == []
+    assert unsuited(ReplaySettings().model_copy(update={"on_group": "my_rules:more"}), source) == []
     assert unsuited(ReplaySettings(min_buffer_size=99), source_of(endless=Endless)) == []
 
 

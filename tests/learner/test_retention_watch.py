@@ -1,4 +1,4 @@
-"""Retention on the driver by hand, without a run: what it warns of, what it lets go, and its weight."""
+"""Retention on the driver by hand, without a run: what it warns of, and what it lets go."""
 
 from dataclasses import replace
 

@@ -53,8 +53,8 @@ TWO = torch.tensor([0, 1])
 @pytest.mark.parametrize(
     ("logits", "tokens", "message"),
     [
-        ([], [], "0 logits, 0 tokens, 0 domains; expected one of each an answer, and at least one"),
-        ([logits_of(0.5, 0.5)], [TWO, TWO], "1 logits, 2 tokens, 1 domains; expected one of each an answer"),
+        ([], [], "0 logits, 0 tokens, 0 domains; expected one of each per answer, and at least one"),
+        ([logits_of(0.5, 0.5)], [TWO, TWO], "1 logits, 2 tokens, 1 domains; expected one of each per answer"),
         ([logits_of(0.5, 0.5, 0.5)], [TWO], r"answer 0: logits \[3, 2\], tokens \[2\]; expected \[T, V\] and \[T\]: "
          "the logits at the position before each written token, so none at the last token"),
         ([logits_of(0.5, 0.5), logits_of(0.5)], [TWO, TWO], r"answer 1: logits \[1, 2\], tokens \[2\]"),

@@ -46,7 +46,7 @@ def test_a_drawn_answer_is_a_right_episode_and_a_repeated_call_returns_the_same(
     ("method", "arguments"),
     [("draw_answers", {"num": 1, "now": 2, "without_domains": "sums"}), ("drop", {"group_ids": "1.0"}),
      ("draw_answers", {"num": 1, "now": 2, "without_keys": "sums"}), ("remove", {"keys": "sums"}),
-     ("draw_prompts", {"num": 1, "now": 2, "without": "sums"})],
+     ("draw_prompts", {"num": 1, "now": 2, "without": "sums"}), ("drop_answers", {"env_ids": "sums"})],
 )  # fmt: skip
 def test_a_string_is_not_a_list_of_names(method, arguments):
     *_, (name, value) = arguments.items()
