@@ -48,6 +48,7 @@ def test_the_pool_is_the_earliest_due_and_then_a_sample_of_the_rested():
     assert pool(10, max_age=2) == [overdue, rested] and pool(10, max_age=1) == [overdue, due, rested]
     add_group(tables, rested, born=3, size=8, num_rewarded=1)
     assert pool(10, max_age=2) == [overdue, rested]
+    assert {pool(1, max_age=2, selection="uniform")[0] for _ in range(50)} == {overdue, rested}
     tables.remove_item(due)
     due = add(tables, 0, due=4, last_review=1)
     tables.remove_item(overdue)

@@ -160,13 +160,15 @@ def unpaid(number: int, size: int, now: int) -> Group:
 
 
 def test_without_rewards_only_rated_episodes_count(tmp_path):
-    buffer = by_hand(tmp_path)
+    buffer = by_hand(tmp_path, max_age=6)
     group = unpaid(0, 4, 1)
     visit, refused = buffer.add([group, unpaid(1, 1, 1)], 1)
     assert (visit.refused, visit.grade, refused.refused) == ("", 0, "ungraded")  # no test of anything
     assert (item(buffer)["visits"], item(buffer)["history_count"]) == (0, 0)
     assert buffer.domain_statistics.mean("sums") == 0.5 and buffer.draw_groups(1, 2, version=2) == []
+    assert buffer.draw_prompts(1, 7) == [] and buffer.draw_prompts(1, 8) == [group.prompt]  # older than `max_age`
     apply(buffer, rated(group, {1: 1.0, 3: 0.75}))
+    assert buffer.draw_prompts(1, 7) == [group.prompt]
     (one,) = buffer.draw_groups(1, 2)
     assert one.has_reward_G.tolist() == [False, True, False, True]
     meta = GroupMeta.of(one, None)

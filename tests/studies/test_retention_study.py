@@ -111,6 +111,7 @@ def test_the_check_compares_on_the_seeds_that_both_arms_have():
     assert "held - uniform_40: +0.0500 [+0.0500, +0.0500], 24 of 24" in table
     assert "preset - uniform_40: +0.0400" in table
     assert table.count("preset is shown to be no worse than held by 0.02") == 2
+    assert table.count("preset_constant is shown to be no worse than constant by 0.02") == 2
     verdicts = [line for line in table.splitlines() if " constant is " in line]
     assert [line.split(" is ")[1] for line in verdicts] == [
         "not shown to be no worse than held by 0.01", "shown to be no worse than held by 0.02",
