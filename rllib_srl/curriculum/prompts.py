@@ -105,9 +105,13 @@ class PromptSource:
         if self._epochs is not None:
             self._epochs = self._listed(MAX_POOL)
 
+    def _lists_all(self) -> bool:
+        """Return whether every environment lists its prompts, and all of them are drawn from start to end."""
+        return self._stream is None and all(hasattr(env.unwrapped, "prompt_ids") for env in self._envs.values())
+
     def _listed(self, limit: int) -> list[Prompt] | None:
         """Return all training prompts in an order independent of the seed; None for a stream or above `limit`."""
-        if self._stream is not None or any(not hasattr(env.unwrapped, "prompt_ids") for env in self._envs.values()):
+        if not self._lists_all():
             return None
         ids: list[tuple[str, str]] = []
         for env_id in self._ids:
@@ -282,7 +286,7 @@ class PromptSource:
 
         The state does not change, and no domain counts as drawn.
         """
-        if self._stream is not None or any(not hasattr(env.unwrapped, "prompt_ids") for env in self._envs.values()):
+        if not self._lists_all():
             return None
         ids: set[tuple[str, str]] = set()
         for env_id in self._ids:
