@@ -97,7 +97,8 @@ MARGIN = 0.02
 ALPHA = 0.05 / 3  # of an attempt
 TESTED = "retention_revisits"  # of attempt 2; that of attempt 3 is `cross_entropy`
 HELD, CONSTANT = "held", "constant"
-COMPARED = (TESTED, HELD, CONSTANT, "uniform_40", "uniform_twice", "uniform", "none")  # with which the others are
+# With which the others are compared.
+COMPARED = (TESTED, HELD, CONSTANT, "preset_constant", "uniform_40", "uniform_twice", "uniform", "none")
 
 Settings = Mapping[str, Any]
 
@@ -139,6 +140,8 @@ ARMS = {
     "preset_10": Arm(PRESET, "replay_revisit_fraction", (0.1,), is_former=True),
     CONSTANT: Arm(AT_RATE, "replay_retain", (1.0,)),  # cross-entropy as the package has it
     "preset_constant": Arm(PRESET, "replay_revisit_fraction", (0.1,)),
+    "constant_6": Arm({**AT_RATE, "replay_retain_answers": 6}, "replay_retain", (1.0,)),  # of 16
+    "preset_6": Arm({**PRESET, "replay_retain_answers": 6}, "replay_revisit_fraction", (0.1,)),
 }
 FROZEN = {  # by attempt 2 and its check, on four development seeds
     "conflict": {"none": 2e-4, "uniform": 0.4, TESTED: 3.0},
@@ -202,6 +205,8 @@ CHECK = [
     after_attempt_3("conflict", 24, "uniform_twice")._replace(
         grids={"uniform_twice": crossed("replay_revisit_fraction", (0.25, 0.4))}
     ),
+    after_attempt_3("conflict", 24, "constant_6", "preset_6"),
+    after_attempt_3("shared", 24, "preset_6"),
 ]
 PLANS = [
     *(at_one_rate(kind, "none", "uniform", TESTED, "srl") for kind in ("conflict", "shared")),
@@ -432,6 +437,7 @@ def decision(name: str, kind: str, found: Mapping[str, Mapping[int, Mapping[str,
     for arm, other, margin in (
         ("srl", TESTED, MARGIN), ("preset", HELD, MARGIN), ("preset_10", HELD, MARGIN),
         (CONSTANT, HELD, of_constant), ("preset_constant", CONSTANT, MARGIN),
+        ("constant_6", CONSTANT, MARGIN), ("preset_6", "preset_constant", MARGIN),
     ):  # fmt: skip
         if {arm, other} <= set(found):
             shown = "shown" if is_not_worse(gain_of(found[arm], found[other]), margin) else "not shown"
