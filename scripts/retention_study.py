@@ -140,7 +140,6 @@ ARMS = {
     "preset_10": Arm(PRESET, "replay_revisit_fraction", (0.1,), is_former=True),
     CONSTANT: Arm(AT_RATE, "replay_retain", (1.0,)),  # cross-entropy as the package has it
     "preset_constant": Arm(PRESET, "replay_revisit_fraction", (0.1,)),
-    "preset_6": Arm({**PRESET, "replay_retain_answers": 6}, "replay_revisit_fraction", (0.1,)),  # of 16
 }
 FROZEN = {  # by attempt 2 and its check, on four development seeds
     "conflict": {"none": 2e-4, "uniform": 0.4, TESTED: 3.0},
@@ -204,8 +203,6 @@ CHECK = [
     after_attempt_3("conflict", 24, "uniform_twice")._replace(
         grids={"uniform_twice": crossed("replay_revisit_fraction", (0.25, 0.4))}
     ),
-    after_attempt_3("conflict", 24, "preset_6"),
-    after_attempt_3("shared", 24, "preset_6"),
 ]
 PLANS = [
     *(at_one_rate(kind, "none", "uniform", TESTED, "srl") for kind in ("conflict", "shared")),
@@ -325,7 +322,7 @@ def run(trial: Trial, tasks: Sequence[str]) -> dict[str, Any]:
         "final": round(fmean(rows[-1]), 5),
         "seconds": round(seconds, 1),
         "trained_tokens": trained * algo.config.num_epochs,
-        "held_tokens": num_held,
+        "held_tokens": num_held * algo.config.num_epochs,
         "entropy": round(float(entropy), 5),
         "sampled": {name: round(figure, 5) for name, figure in sampled.items()},
         "wall_seconds": round(time.perf_counter() - begin, 1),
@@ -436,7 +433,6 @@ def decision(name: str, kind: str, found: Mapping[str, Mapping[int, Mapping[str,
     for arm, other, margin in (
         ("srl", TESTED, MARGIN), ("preset", HELD, MARGIN), ("preset_10", HELD, MARGIN),
         (CONSTANT, HELD, of_constant), ("preset_constant", CONSTANT, MARGIN),
-        ("preset_6", "preset_constant", MARGIN),
     ):  # fmt: skip
         if {arm, other} <= set(found):
             shown = "shown" if is_not_worse(gain_of(found[arm], found[other]), margin) else "not shown"
