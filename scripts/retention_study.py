@@ -10,9 +10,10 @@ accuracy runs on the seeds of the table. docs/design/0023-retention.md has the p
 
 The rows of docs/data/retention are of commit 1450ad87, which has the losses of all arms and draws answers for
 cross-entropy in a slightly different way; commit 371ca95b repeats those of `held`, `preset` and `preset_10`. In all of
-these the weight was multiplied by the pass rate of the fresh prompts. Since then it is constant, so attempt 3 that runs
-here is not the proof. The rows of attempts 1 and 2 were not kept. Arms whose term is no longer in the package
-(`is_former`) are not run, but shown by --table.
+these the weight was multiplied by the pass rate of the fresh prompts. Since then it is constant, as in the rows of
+`constant` and `preset_constant`, which this tree repeats, so attempt 3 that runs here is not the proof. The rows of
+attempts 1 and 2 were not kept. Arms whose term is no longer in the package (`is_former`) are not run, but shown by
+--table.
 """
 
 from __future__ import annotations
